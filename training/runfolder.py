@@ -1,0 +1,151 @@
+"""Every name inside a run folder, in one place. Free of torch: the launcher writes here what the ranks read.
+
+    runs/<run-id>/
+      spec.yaml             resolved spec, what really runs
+      source.yaml           the spec file as the user wrote it; overrides.json beside it
+      run.json              run id, submit token, working folder, code and environment fingerprint
+      attempts.jsonl        one line for each attempt that ended
+      attempts/0001/        rank-0000.log, failure-0000.json, env-0000.json, result.json
+      metrics.jsonl         the truth about metrics
+      checkpoints/          step-000001200/ ...
+      submitit/             submitit's own files
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RUN_FOLDER_VARIABLE = "DDP_RUN_FOLDER"
+ATTEMPT_VARIABLE = "DDP_ATTEMPT"
+
+
+@dataclass(frozen=True)
+class AttemptFolder:
+    """One attempt's files. Numbers start at 1."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    def rank_log(self, rank: int) -> Path:
+        return self.path / f"rank-{rank:04d}.log"
+
+    def failure(self, rank: int) -> Path:
+        """What a rank wrote about its own end when it failed."""
+        return self.path / f"failure-{rank:04d}.json"
+
+    def environment(self, rank: int) -> Path:
+        """The rendezvous variables that a rank saw; no other variable is written."""
+        return self.path / f"env-{rank:04d}.json"
+
+    @property
+    def result(self) -> Path:
+        """The attempt's verdict: exit code, cause, and the first failing rank."""
+        return self.path / "result.json"
+
+    def failures(self) -> list[dict[str, Any]]:
+        """Failure records of all ranks, the earliest first."""
+        records = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(self.path.glob("failure-*.json"))]
+        return sorted(records, key=lambda r: float(r["time"]))
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run's folder, private to its owner (0700)."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.yaml"
+
+    @property
+    def source(self) -> Path:
+        return self.path / "source.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        return self.path / "overrides.json"
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def attempts_jsonl(self) -> Path:
+        return self.path / "attempts.jsonl"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def submitit(self) -> Path:
+        return self.path / "submitit"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def wandb_id(self) -> Path:
+        return self.path / "wandb-id"
+
+    def attempt(self, number: int) -> AttemptFolder:
+        return AttemptFolder(self.attempts / f"{number:04d}")
+
+    def last_attempt(self) -> AttemptFolder | None:
+        """The newest attempt, or None before the first."""
+        numbers = [int(p.name) for p in self.attempts.glob("[0-9]*") if p.name.isdigit()]
+        return self.attempt(max(numbers)) if numbers else None
+
+    def take_attempt(self) -> AttemptFolder:
+        """Take the next attempt number by an exclusive create, so that two takers never share one."""
+        self.attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
+        last = self.last_attempt()
+        number = last.number + 1 if last else 1
+        while True:
+            try:
+                self.attempt(number).path.mkdir(mode=0o700)
+                return self.attempt(number)
+            except FileExistsError:
+                number += 1
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the whole new one, readable by its owner only."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+        json.dump(value, out, indent=1)
+        out.write("\n")
+    staged.rename(path)
+
+
+def append_json(path: Path, value: Any) -> None:
+    """Append one line of JSON in a single write, so that lines of several writers do not mix."""
+    line = json.dumps(value) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
