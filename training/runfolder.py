@@ -141,6 +141,11 @@ def write_json(path: Path, value: Any) -> None:
     staged.rename(path)
 
 
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Errors: OSError, ValueError."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def append_json(path: Path, value: Any) -> None:
     """Append one line of JSON in a single write, so that lines of several writers do not mix."""
     line = json.dumps(value) + "\n"

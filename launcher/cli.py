@@ -1,0 +1,144 @@
+"""The command `launch`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from .errors import BAD_SPEC, DONE, INTERRUPTED, LaunchError, UsageError
+
+if TYPE_CHECKING:
+    from . import submit
+
+_COMMANDS = ("check", "show")
+_HELP = """\
+usage: launch SPEC [key=value ...] [--dry-run] [--follow] [--profile NAME]
+       launch check SPEC [key=value ...]
+       launch show SPEC [key=value ...]
+
+Launch a training job from a spec: on Slurm where sbatch is found, else on this machine.
+
+  SPEC            a YAML file, such as configs/ddp_2node.yaml
+  key=value       override a value of the spec, such as train.optim.base_lr=2e-3 executor=local
+
+commands
+  check           read and validate a spec, print its arithmetic, submit nothing
+  show            print the resolved spec, and where each value came from
+
+options
+  --dry-run       print the exact script and each rank's environment; write and submit nothing
+  --follow        on Slurm: stay and show rank 0's output until the job ends
+  --profile NAME  a profile of $XDG_CONFIG_HOME/ddp-launcher/config.yaml
+  --version       print the version
+  -h, --help      print this
+
+exit codes
+  0 done   2 bad spec or usage   3 rejected by the scheduler   4 scheduler not reachable   5 the job failed
+  130 interrupted   143 stopped on a signal
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see launch --help")
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command line; returns the exit code. A user's mistake is a message, never a traceback."""
+    try:
+        return _run(arguments)
+    except LaunchError as error:
+        print(f"launch: {error}" if not _has_places(error) else str(error), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output left; nothing more to say to it
+        return DONE
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_HELP, end="")
+        return DONE if arguments else BAD_SPEC
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"ddp-launcher {version('ddp-launcher')}")
+        return DONE
+    command = arguments[0] if arguments[0] in _COMMANDS else "launch"
+    options = _parse(arguments[1:] if command in _COMMANDS else arguments)
+    if command == "check":
+        return _check(options)
+    if command == "show":
+        return _show(options)
+    return _launch(options)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = _Parser(prog="launch", add_help=False, allow_abbrev=False)
+    parser.add_argument("spec", metavar="SPEC")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--profile")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--follow", action="store_true")
+    options = parser.parse_intermixed_args(arguments)
+    for override in options.overrides:
+        if "=" not in override:
+            raise UsageError(f"{override!r} is neither an option nor key=value; see launch --help")
+    return options
+
+
+def _check(options: argparse.Namespace) -> int:
+    from . import specfile, summary
+
+    resolved = specfile.resolve(Path(options.spec), options.overrides, options.profile)
+    print(f"{options.spec}: ok")
+    for line in summary.arithmetic(resolved.spec):
+        print(line)
+    return DONE
+
+
+def _show(options: argparse.Namespace) -> int:
+    from . import show, specfile
+
+    print(show.text(specfile.resolve(Path(options.spec), options.overrides, options.profile)), end="")
+    return DONE
+
+
+def _launch(options: argparse.Namespace) -> int:
+    from . import specfile, submit, summary
+
+    resolved = specfile.resolve(Path(options.spec), options.overrides, options.profile)
+    executor = submit.choose_executor(resolved.spec)
+    workdir = Path.cwd()
+    if options.dry_run:
+        from . import dryrun
+
+        for line in summary.arithmetic(resolved.spec):
+            print(line)
+        print(dryrun.text(resolved.spec, submit.planned(resolved, workdir), executor, os.environ))
+        return DONE
+    submit.check_slurm(executor)
+    submission = submit.prepare(resolved, workdir)
+    started = submit.submit(resolved, submission, executor)
+    said = summary.started(resolved.spec, started)
+    print("\n".join(said), flush=True)
+    return _stay(options, started, said)
+
+
+def _stay(options: argparse.Namespace, started: submit.Started, said: list[str]) -> int:
+    """Local runs are followed to their end; a Slurm job only when asked."""
+    from . import follow
+
+    screen = follow.Screen.on(sys.stdout, said)
+    if started.process is not None:
+        return follow.follow_local(started.folder, started.process, screen)
+    return follow.follow_slurm(started.folder, started.job_id, screen) if options.follow else DONE
+
+
+def _has_places(error: LaunchError) -> bool:
+    return bool(getattr(error, "faults", None))

@@ -1,0 +1,126 @@
+"""The end of an attempt: its verdict, from the exit code and the ranks' own records, written and said once."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from training.runfolder import AttemptFolder, RunFolder, append_json, read_json, write_json
+
+from .errors import BAD_SPEC, DONE, INTERRUPTED, JOB_FAILED, TERMINATED
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an attempt ended."""
+
+    attempt: int
+    cause: Literal["done", "stopped", "failed"]
+    exit_code: int
+    """0, 143 after a clean stop, 2 for a fault of the user's configuration, else 5."""
+    rank: int | None = None
+    """The rank that failed first, with its host and exception."""
+    host: str | None = None
+    text: str | None = None
+    log: str | None = None
+
+    def lines(self) -> list[str]:
+        """What the terminal says."""
+        if self.cause == "done":
+            return []
+        if self.cause == "stopped":
+            return [f"attempt {self.attempt} stopped cleanly when it was asked to; its newest checkpoint is kept"]
+        if self.rank is None:
+            return [f"attempt {self.attempt} failed before any rank could say why; see {self.log}"]
+        first, *rest = (self.text or "").splitlines() or [""]
+        return [
+            f"attempt {self.attempt} failed: rank {self.rank} on {self.host}: {first}",
+            *rest[:20],
+            f"its log: {self.log}",
+        ]
+
+
+def finish(folder: RunFolder, attempt: AttemptFolder, code: int, *, started: float, job: str, nodes: str = "") -> int:
+    """Write the attempt's verdict and its line in attempts.jsonl; returns the exit code of the job.
+
+    `code` is srun's exit code, or that of the first rank that left with one.
+    """
+    verdict = judge(folder, attempt, code)
+    write_json(attempt.result, asdict(verdict))
+    first_step, last_step = _steps(folder, attempt.number)
+    line = {
+        "attempt": attempt.number,
+        "job": job,
+        "nodes": nodes,
+        "start": started,
+        "end": time.time(),
+        "cause": verdict.cause,
+        "exit_code": verdict.exit_code,
+        "first_step": first_step,
+        "last_step": last_step,
+    }
+    append_json(folder.attempts_jsonl, line)
+    for text in verdict.lines():
+        print(f"launch: {text}", file=sys.stderr, flush=True)
+    return verdict.exit_code
+
+
+def judge(folder: RunFolder, attempt: AttemptFolder, code: int) -> Verdict:
+    """The verdict from an exit code and the failure records; the earliest record is the cause, later ones follow it."""
+    failures = attempt.failures()
+    if code == DONE and not failures:
+        return Verdict(attempt.number, "done", DONE)
+    if code in (TERMINATED, INTERRUPTED, -15, -2) and not failures:
+        return Verdict(attempt.number, "stopped", TERMINATED)
+    if not failures:
+        logs = sorted(folder.attempts.glob("slurm-*.log"), key=lambda p: p.stat().st_mtime)
+        log = logs[-1] if logs else attempt.rank_log(0)
+        return Verdict(attempt.number, "failed", JOB_FAILED, log=str(log))
+    first = _root_cause(failures)
+    exit_code = BAD_SPEC if first["exit_code"] == BAD_SPEC and first["exception"] == "ConfigError" else JOB_FAILED
+    log = attempt.rank_log(int(first["rank"]))
+    return Verdict(attempt.number, "failed", exit_code, first["rank"], first["host"], first["text"], str(log))
+
+
+def read_verdict(attempt: AttemptFolder) -> Verdict | None:
+    """The verdict of an attempt that has one."""
+    try:
+        return Verdict(**read_json(attempt.result))
+    except FileNotFoundError:
+        return None
+
+
+def main(arguments: list[str], env: Mapping[str, str]) -> int:
+    """`finish RUN ATTEMPT CODE STARTED`, at the end of the batch script."""
+    run, number, code, started = arguments
+    folder = RunFolder(Path(run))
+    job = env.get("SLURM_JOB_ID", "")
+    nodes = env.get("SLURM_JOB_NODELIST", "")
+    return finish(folder, folder.attempt(int(number)), int(code), started=float(started), job=job, nodes=nodes)
+
+
+def _root_cause(failures: list[dict[str, Any]]) -> dict[str, Any]:
+    """The earliest failure, but an exception of a rank's own code goes before the loss that it caused elsewhere."""
+    own = [failure for failure in failures if failure["exception"] != "RankLost"]
+    lost = {failure["rank"] for failure in failures if failure["exception"] == "RankLost"}
+    if own and own[0]["rank"] not in lost and lost and failures[0]["exception"] == "RankLost":
+        return failures[0]
+    return (own or failures)[0]
+
+
+def _steps(folder: RunFolder, attempt: int) -> tuple[int | None, int | None]:
+    """First and last optimizer step that the attempt wrote to metrics.jsonl."""
+    steps: list[int] = []
+    try:
+        with folder.metrics.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if f'"attempt": {attempt},' in line or f'"attempt":{attempt},' in line:
+                    steps.append(int(json.loads(line)["step"]))
+    except (FileNotFoundError, ValueError, KeyError):
+        return (steps[0], steps[-1]) if steps else (None, None)
+    return (steps[0], steps[-1]) if steps else (None, None)

@@ -1,0 +1,217 @@
+"""Watching a run from the terminal: rank 0's log as it grows, a progress bar, and the verdict at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from training.progress import parse_plain_line, render_bar
+from training.runfolder import AttemptFolder, RunFolder
+
+from . import finish, slurm
+from .errors import DONE, INTERRUPTED, JOB_FAILED, SchedulerUnreachable
+from .host import read_host_pid
+
+POLL_S = 0.05
+QUERY_S = 2.0
+VERDICT_WAIT_S = 10.0
+"""How long after the scheduler says that a job ended its verdict may take to show on a shared file system."""
+UNREACHABLE_LIMIT_S = 600.0
+
+
+@dataclass
+class Screen:
+    """The terminal: plain lines, or a bar that is redrawn in place under them."""
+
+    out: TextIO
+    bar: bool
+    said: set[str] = field(default_factory=set)
+    """Lines that the launcher printed itself and that rank 0's log repeats."""
+    _drawn: bool = False
+
+    @classmethod
+    def on(cls, out: TextIO, said: Iterable[str]) -> Screen:
+        """A screen with a bar where `out` is a terminal that can redraw a line."""
+        return cls(out, out.isatty() and os.environ.get("TERM") != "dumb", set(said))
+
+    def line(self, text: str) -> None:
+        """Show one line of rank 0's log, or move the bar."""
+        if text in self.said:
+            self.said.discard(text)
+            return
+        point = parse_plain_line(text) if self.bar else None
+        if point is not None:
+            width = shutil.get_terminal_size().columns
+            self.out.write("\r\x1b[2K" + render_bar(point, width, "NO_COLOR" not in os.environ))
+            self._drawn = True
+        else:
+            self.clear()
+            self.out.write(text + "\n")
+        self.out.flush()
+
+    def clear(self) -> None:
+        """End the bar's line, leaving it as it is."""
+        if self._drawn:
+            self.out.write("\n")
+            self._drawn = False
+
+
+@dataclass
+class Tail:
+    """Whole lines of a file that grows."""
+
+    path: Path
+    _offset: int = 0
+    _rest: bytes = b""
+
+    def lines(self) -> list[str]:
+        """Lines that were completed since the last call."""
+        try:
+            with self.path.open("rb") as log:
+                log.seek(self._offset)
+                fresh = log.read()
+        except FileNotFoundError:
+            return []
+        self._offset += len(fresh)
+        *whole, self._rest = (self._rest + fresh).split(b"\n")
+        return [line.decode("utf-8", "replace").rstrip("\r") for line in whole]
+
+    def remainder(self) -> list[str]:
+        """A last line without its end."""
+        rest, self._rest = self._rest, b""
+        return [rest.decode("utf-8", "replace")] if rest else []
+
+
+def follow_local(folder: RunFolder, process: subprocess.Popen[bytes], screen: Screen) -> int:
+    """Show a local run until it ends; returns its exit code.
+
+    Ctrl-C asks the ranks to save and stop; a second one ends them at once.
+    """
+    interrupts = 0
+
+    def interrupted() -> None:
+        nonlocal interrupts
+        interrupts += 1
+        screen.clear()
+        if interrupts == 1:
+            print("\nlaunch: stopping cleanly; Ctrl-C again ends the ranks at once", file=sys.stderr, flush=True)
+        _ask_to_stop(folder, process)
+
+    _show_until(folder, lambda: process.poll() is not None, screen, interrupted)
+    verdict = _verdict(folder.last_attempt())
+    if verdict is None:
+        _print_controller_log(folder)
+        return INTERRUPTED if interrupts else JOB_FAILED
+    _say(verdict)
+    return INTERRUPTED if interrupts and verdict.exit_code != DONE else verdict.exit_code
+
+
+def follow_slurm(folder: RunFolder, job_id: str, screen: Screen) -> int:
+    """Show a Slurm job until it ends; returns its exit code. Ctrl-C stops the showing, not the job."""
+    watch = _SlurmWatch(job_id, screen)
+    try:
+        _show_until(folder, watch.ended, screen, None)
+    except KeyboardInterrupt:
+        screen.clear()
+        print(f"\nlaunch: job {job_id} goes on; scancel {job_id} ends it", file=sys.stderr)
+        return INTERRUPTED
+    deadline = time.monotonic() + VERDICT_WAIT_S
+    attempt = folder.last_attempt()
+    while (verdict := _verdict(attempt)) is None and watch.state != "CANCELLED" and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        attempt = folder.last_attempt()
+    if verdict is None:
+        print(f"launch: job {job_id} ended as {watch.state}; see {folder.attempts}", file=sys.stderr)
+        return JOB_FAILED
+    _say(verdict)
+    return verdict.exit_code
+
+
+@dataclass
+class _SlurmWatch:
+    """Asks the scheduler now and then, says what changed, and bears with a controller that is away for a while."""
+
+    job_id: str
+    screen: Screen
+    state: str = ""
+    _next: float = 0.0
+    _answered: float = field(default_factory=time.monotonic)
+
+    def ended(self) -> bool:
+        if time.monotonic() < self._next:
+            return False
+        self._next = time.monotonic() + QUERY_S
+        try:
+            job = slurm.job_state(self.job_id)
+        except SchedulerUnreachable:
+            if time.monotonic() - self._answered > UNREACHABLE_LIMIT_S:
+                raise
+            return False
+        self._answered = time.monotonic()
+        if job.state != self.state:
+            self.state = job.state
+            reason = f" ({job.reason})" if job.state == "PENDING" and job.reason not in ("", "None") else ""
+            nodes = f" on {job.nodes}" if job.nodes and not job.ended else ""
+            self.screen.clear()
+            print(f"job {self.job_id} {job.state.lower()}{reason}{nodes}", file=self.screen.out, flush=True)
+        return job.ended or job.state == "UNKNOWN"
+
+
+def _show_until(
+    folder: RunFolder, ended: Callable[[], bool], screen: Screen, on_interrupt: Callable[[], None] | None
+) -> None:
+    """Copy rank 0's log of the newest attempt to the screen until the run has ended and all is shown."""
+    tail: Tail | None = None
+    over = False
+    while not over:
+        try:
+            over = ended()
+            attempt = folder.last_attempt()
+            if attempt is not None and (tail is None or tail.path != attempt.rank_log(0)):
+                tail = Tail(attempt.rank_log(0))
+            for line in tail.lines() if tail else []:
+                screen.line(line)
+            if not over:
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            if on_interrupt is None:
+                raise
+            on_interrupt()
+    for line in tail.remainder() if tail else []:
+        screen.line(line)
+    screen.clear()
+
+
+def _ask_to_stop(folder: RunFolder, process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the host process; before it wrote itself down, to submitit's controller, which passes it on."""
+    attempt = folder.last_attempt()
+    pid = read_host_pid(attempt) if attempt else None
+    try:
+        os.kill(pid if pid is not None else process.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+
+
+def _verdict(attempt: AttemptFolder | None) -> finish.Verdict | None:
+    return finish.read_verdict(attempt) if attempt else None
+
+
+def _say(verdict: finish.Verdict) -> None:
+    for text in verdict.lines():
+        print(f"launch: {text}", file=sys.stderr, flush=True)
+
+
+def _print_controller_log(folder: RunFolder) -> None:
+    """What the host process said when it never came to an attempt."""
+    for log in sorted(folder.submitit.glob("*_log.*")):
+        text = log.read_text(encoding="utf-8", errors="replace").strip()
+        if text:
+            print(f"launch: the run did not start; {log}:\n{text[-4000:]}", file=sys.stderr)

@@ -1,0 +1,168 @@
+"""A run on this machine: one process imports torch once, forks the ranks of all (emulated) nodes, and watches them.
+
+It stands where Slurm's srun stands on a cluster: it places the ranks, gives each its log, passes stop signals on, and
+ends all when one fails.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from training.runfolder import AttemptFolder, RunFolder, read_json, write_json
+
+from . import finish, rendezvous, worker
+from .errors import DONE, JOB_FAILED
+from .executors import OUTER_GPUS_VARIABLE
+from .gpus import assign
+from .processes import die_with_parent
+from .spec import JobSpec
+
+FAIL_GRACE_S = 5.0
+"""After a rank failed, how long the others may take to say why they failed too, before they are killed."""
+STOP_GRACE_S = 120.0
+"""After a stop was asked for, how long the ranks may take to save and leave."""
+POLL_S = 0.02
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class HostJob:
+    """What submitit's local job runs."""
+
+    run_folder: str
+
+    def __call__(self) -> None:
+        """Run one attempt of the run on this machine and write its verdict."""
+        folder = RunFolder(Path(self.run_folder))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        code = run_attempt(folder, folder.take_attempt())
+        if code != DONE:
+            sys.stdout.flush()
+            os._exit(code)
+
+
+@dataclass
+class _Ranks:
+    """The forked ranks that still run, and what was asked of them."""
+
+    running: dict[int, int] = field(default_factory=dict)
+    """pid -> rank."""
+    codes: dict[int, int] = field(default_factory=dict)
+    """rank -> exit code."""
+    stop_signals: int = 0
+    deadline: float | None = None
+
+    def send(self, number: int) -> None:
+        for pid in list(self.running):
+            _signal_group(pid, number)
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop_signals += 1
+        if self.stop_signals > 1:
+            self.send(signal.SIGKILL)
+            return
+        self.deadline = time.monotonic() + STOP_GRACE_S
+        for pid in list(self.running):
+            os.kill(pid, signal.SIGTERM)
+
+
+def run_attempt(folder: RunFolder, attempt: AttemptFolder) -> int:
+    """Fork the ranks, wait for them all, write the verdict; returns the attempt's exit code."""
+    spec = worker.load_spec(folder)
+    started = time.time()
+    write_json(attempt.path / "host.json", {"pid": os.getpid(), "started": started})
+    ranks = _Ranks()
+    for number in _STOP_SIGNALS:
+        signal.signal(number, ranks.on_signal)
+    if spec.command is None:
+        _preload()
+    for place in rendezvous.emulated(spec.resources.nodes, spec.resources.tasks_per_node):
+        pid = os.fork()
+        if pid == 0:
+            _rank(folder, attempt, place, spec)
+        ranks.running[pid] = place.rank
+    if ranks.stop_signals:
+        ranks.send(signal.SIGTERM)
+    _wait(ranks)
+    worst = next((code for code in ranks.codes.values() if code != DONE), DONE)
+    return finish.finish(folder, attempt, worst, started=started, job="local")
+
+
+def _preload() -> None:
+    """Import torch with one thread: a native thread pool would not survive the fork. Ranks set their own number."""
+    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(before, "1"))
+    from training.preload import preload
+
+    preload()
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+def _rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placement, spec: JobSpec) -> NoReturn:
+    """In the forked child: become a rank, and leave without the parent's clean-up."""
+    code = JOB_FAILED
+    try:
+        os.setpgid(0, 0)
+        die_with_parent()
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        _redirect(attempt.rank_log(place.rank))
+        os.environ.update(_gpu_environment(place, spec, os.environ))
+        code = worker.run_rank(folder, attempt, place)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _gpu_environment(place: rendezvous.Placement, spec: JobSpec, env: Mapping[str, str]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": assign(spec.resources, place, env.get(OUTER_GPUS_VARIABLE))}
+
+
+def _wait(ranks: _Ranks) -> None:
+    """Reap ranks until none is left; after the first failure the others get a short time, then SIGKILL."""
+    while ranks.running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in ranks.running:
+            rank = ranks.running.pop(pid)
+            ranks.codes[rank] = os.waitstatus_to_exitcode(status)
+            _signal_group(pid, signal.SIGKILL)  # what a dead rank left behind: loaders, a command's children
+            if ranks.codes[rank] != DONE and ranks.deadline is None:
+                ranks.deadline = time.monotonic() + FAIL_GRACE_S
+            continue
+        if ranks.deadline is not None and time.monotonic() > ranks.deadline:
+            ranks.send(signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def read_host_pid(attempt: AttemptFolder) -> int | None:
+    """The host process of a local attempt, or None before it wrote itself down."""
+    path = attempt.path / "host.json"
+    return int(read_json(path)["pid"]) if path.exists() else None

@@ -1,0 +1,40 @@
+"""Errors of the training package that a user can act on: each is shown as its message alone, without a traceback.
+
+    TrainingError
+    ├── ConfigError       the spec cannot be trained: the message names the field, the value, the rule and the remedy
+    ├── DataError         data is missing or empty
+    ├── CheckpointError   a checkpoint cannot be written, or none that is needed can be read
+    └── NotFinite         the loss was not a number; names the step and the rank
+"""
+
+from __future__ import annotations
+
+
+class TrainingError(Exception):
+    """Something the user can act on."""
+
+
+class ConfigError(TrainingError):
+    """A configuration that cannot be trained."""
+
+
+class DataError(TrainingError):
+    """Data that is missing, empty or unusable."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint that cannot be written or read."""
+
+
+class NotFinite(TrainingError):
+    """A loss that is not a finite number. Nothing was saved after it."""
+
+    def __init__(self, step: int, rank: int, loss: float) -> None:
+        super().__init__(step, rank, loss)
+        self.step, self.rank, self.loss = step, rank, loss
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}: the loss on rank {self.rank} is {self.loss}; no checkpoint was written after it. "
+            "Lower train.optim.base_lr, lengthen train.schedule.warmup_steps or set train.optim.clip_norm, then resume"
+        )

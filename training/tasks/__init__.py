@@ -1,0 +1,1 @@
+"""Example tasks: real digits, real text, and synthetic tensors for measuring."""
