@@ -125,19 +125,21 @@ def _launch(options: argparse.Namespace) -> int:
     submit.check_slurm(executor)
     submission = submit.prepare(resolved, workdir)
     started = submit.submit(resolved, submission, executor)
-    said = summary.started(resolved.spec, started)
-    print("\n".join(said), flush=True)
-    return _stay(options, started, said)
+    print(summary.where(resolved.spec, started), flush=True)
+    if started.process is None and not options.follow:
+        print("\n".join(summary.arithmetic(resolved.spec) + summary.hints(started)), flush=True)
+        return DONE
+    return _stay(started)
 
 
-def _stay(options: argparse.Namespace, started: submit.Started, said: list[str]) -> int:
-    """Local runs are followed to their end; a Slurm job only when asked."""
+def _stay(started: submit.Started) -> int:
+    """Local runs are followed to their end; a Slurm job only when asked. Rank 0 prints the arithmetic itself."""
     from . import follow
 
-    screen = follow.Screen.on(sys.stdout, said)
+    screen = follow.Screen.on(sys.stdout, f"run    {started.folder.run_id} ")
     if started.process is not None:
         return follow.follow_local(started.folder, started.process, screen)
-    return follow.follow_slurm(started.folder, started.job_id, screen) if options.follow else DONE
+    return follow.follow_slurm(started.folder, started.job_id, screen)
 
 
 def _has_places(error: LaunchError) -> bool:

@@ -26,7 +26,7 @@ def text(spec: JobSpec, submission: Submission, executor: Literal["slurm", "loca
         lines += [render(spec, submission, rank_command(submission))]
     else:
         lines += [_local_line(spec), f"  {shlex.join(door_command('host', str(run.submitit)))}", ""]
-    for place in _places(spec, executor):
+    for place in rendezvous.emulated(spec.resources.nodes, spec.resources.tasks_per_node):
         lines += _rank_lines(spec, submission, place, executor, env)
     lines += _inherited(env)
     return "\n".join(lines)
@@ -39,11 +39,6 @@ def _local_line(spec: JobSpec) -> str:
     return f"# local: {ranks}{emulated} on this machine, forked by one host process:"
 
 
-def _places(spec: JobSpec, executor: str) -> list[rendezvous.Placement]:
-    places = rendezvous.emulated(spec.resources.nodes, spec.resources.tasks_per_node)
-    return places
-
-
 def _rank_lines(
     spec: JobSpec,
     submission: Submission,
@@ -52,12 +47,10 @@ def _rank_lines(
     env: Mapping[str, str],
 ) -> list[str]:
     head = place.head if executor == "local" else "<first node of the step>"
-    variables = rendezvous.variables(place, head, 0, spec.resources.cpus_per_task)
+    variables = rendezvous.variables(place, head, 0, spec.resources.cpus_per_task, spec.rendezvous.interface)
     variables["MASTER_PORT"] = "<free port, another one in each attempt>"
     variables[RUN_FOLDER_VARIABLE] = str(submission.folder.path)
     variables[ATTEMPT_VARIABLE] = "<number of the attempt>"
-    if spec.rendezvous.interface:
-        variables["NCCL_SOCKET_IFNAME"] = variables["GLOO_SOCKET_IFNAME"] = spec.rendezvous.interface
     gpus = assign(spec.resources, place, env.get("CUDA_VISIBLE_DEVICES")) if executor == "local" else f"<{ON_SLURM}>"
     variables["CUDA_VISIBLE_DEVICES"] = gpus
     variables |= spec.env

@@ -1,4 +1,4 @@
-"""What runs on a node: `ddp_launcher.py rank | host | finish ...`, called by srun, by submitit and by the batch script."""
+"""What runs on a node: `ddp_launcher.py rank | host | finish ...`, called by srun, submitit and the batch script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import BAD_SPEC
 
 
 def main(arguments: list[str]) -> int:
-    """Join an entry to its module. The callable that `rank` and `host` run comes from submitit's pickle of our own run."""
+    """Join an entry to its module. What `rank` and `host` run is submitit's pickle, which our `launch` wrote."""
     match arguments:
         case ["rank" | "host", folder]:
             from .executors import run_pickled

@@ -1,9 +1,10 @@
 """Errors for users, and the exit codes that they end in.
 
-    LaunchError
-    ├── SpecError            2  bad spec or usage; carries every fault found
-    ├── SubmissionError      3  the scheduler said no
-    └── SchedulerUnreachable 4  the scheduler did not answer
+LaunchError
+├── SpecError            2  bad spec or usage; carries every fault found
+├── SubmissionError      3  the scheduler said no
+├── SchedulerUnreachable 4  the scheduler did not answer
+└── RendezvousError      5  the ranks did not find each other
 """
 
 from __future__ import annotations
@@ -70,3 +71,7 @@ class SchedulerUnreachable(LaunchError):
     """The scheduler did not answer in time."""
 
     exit_code = UNREACHABLE
+
+
+class RendezvousError(LaunchError):
+    """The ranks did not find each other: names the ranks, hosts and ports, and the likely reason."""

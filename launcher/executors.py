@@ -36,7 +36,7 @@ _USER_DEFAULTS = {
 _FOR_EVER_MIN = 60.0 * 24 * 365
 
 
-class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
+class SlurmExecutor(submitit.SlurmExecutor):
     """Submits one run: the script is `script.render`'s, to the letter."""
 
     def __init__(self, spec: JobSpec, submission: Submission) -> None:
@@ -59,12 +59,14 @@ class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         keep = {name for name, field in _USER_DEFAULTS.items() if getattr(self._spec.slurm, field) is None}
         with scrub(keep=keep):
             job_id = slurm.sbatch(script)
-        job = submitit.SlurmJob(folder=self.folder, job_id=job_id, tasks=list(range(self._num_tasks())))
+        job: submitit.SlurmJob[Any] = submitit.SlurmJob(
+            folder=self.folder, job_id=job_id, tasks=list(range(self._num_tasks()))
+        )
         job.paths.move_temporary_file(script, "submission_file", keep_as_symlink=True)
         return job
 
 
-class LocalExecutor(submitit.LocalExecutor):  # type: ignore[misc]
+class LocalExecutor(submitit.LocalExecutor):
     """Runs one host process on this machine, which forks the ranks of all (emulated) nodes."""
 
     def __init__(self, submission: Submission) -> None:
@@ -98,8 +100,9 @@ def submit_slurm(spec: JobSpec, submission: Submission, job: Callable[[], object
 
 def start_local(submission: Submission, job: Callable[[], object]) -> subprocess.Popen[bytes]:
     """Start the run on this machine; returns submitit's controller, which passes SIGTERM on to the host process."""
-    process: subprocess.Popen[bytes] = LocalExecutor(submission).submit(job)._process
-    return process
+    started = LocalExecutor(submission).submit(job)
+    assert isinstance(started, submitit.LocalJob) and started._process is not None
+    return started._process
 
 
 def run_pickled(folder: Path) -> None:

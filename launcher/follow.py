@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -33,19 +33,18 @@ class Screen:
 
     out: TextIO
     bar: bool
-    said: set[str] = field(default_factory=set)
-    """Lines that the launcher printed itself and that rank 0's log repeats."""
+    said: str = ""
+    """The start of a line in rank 0's log that the launcher said already."""
     _drawn: bool = False
 
     @classmethod
-    def on(cls, out: TextIO, said: Iterable[str]) -> Screen:
+    def on(cls, out: TextIO, said: str) -> Screen:
         """A screen with a bar where `out` is a terminal that can redraw a line."""
-        return cls(out, out.isatty() and os.environ.get("TERM") != "dumb", set(said))
+        return cls(out, out.isatty() and os.environ.get("TERM") != "dumb", said)
 
     def line(self, text: str) -> None:
         """Show one line of rank 0's log, or move the bar."""
-        if text in self.said:
-            self.said.discard(text)
+        if self.said and text.startswith(self.said):
             return
         point = parse_plain_line(text) if self.bar else None
         if point is not None:

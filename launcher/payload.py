@@ -60,7 +60,7 @@ def run_command(command: list[str]) -> int:
     No shell is involved: arguments arrive byte for byte. Errors: PayloadError when it cannot start or fails.
     """
     try:
-        child = subprocess.Popen(command, preexec_fn=die_with_parent)  # noqa: PLW1509 - one prctl call
+        child = subprocess.Popen(command, preexec_fn=die_with_parent)
     except OSError as error:
         raise PayloadError(type(error).__name__, f"{command[0]}: {error.strerror}: the command cannot start") from None
 

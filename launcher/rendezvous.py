@@ -1,4 +1,4 @@
-"""Who this rank is, where the head is, and which ports the ranks may meet on.
+"""Who this rank is among the ranks, and where the head is.
 
 The head is the first host of the step in the scheduler's order. A step may be smaller than its job, so the step's
 variables count, never the job's beside them.
@@ -6,24 +6,26 @@ variables count, never the job's beside them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from .hostlist import HostlistError, expand, expand_tasks_per_node
 
 LOOPBACK = "127.0.0.1"
-_NETWORK = Path("/proc/sys/net/ipv4")
-_REGIONS = ((10001, 19997), (30000, 35533))
-"""(lowest port, number of ports), each number a prime. 30000-32767 belongs to Kubernetes: only a second choice."""
-_PORTS_PER_ATTEMPT = 1024
-_GOLDEN = 0.6180339887498949
-_SERVICES = frozenset(
-    (*range(10050, 10052), *range(10248, 10260), 10514, 11211, 11311, 12345, 15672, 16379, 18080, 18888, 19531, 19999)
-    + (20000, 20048, 20049, 24007, 24008, 25672, 26257, *range(27015, 27020), 28015, 29400, 29500, 50051, 50070, 60010)
-)
-"""Ports above 10000 where well-known services listen, torch's own defaults 29400 and 29500 among them."""
+_T = TypeVar("_T")
+
+
+class _Names(NamedTuple):
+    """Names of the variables that describe a step, or a job."""
+
+    nodes: str
+    counts: str
+    tasks: str
+
+
+_STEP = _Names("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS")
+_JOB = _Names("SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS")
 
 
 class PlacementError(ValueError):
@@ -85,29 +87,32 @@ def from_slurm(env: Mapping[str, str]) -> Placement:
     """
     if "SLURM_PROCID" not in env:
         raise PlacementError("SLURM_PROCID is not set: this process is no task of a step; start the ranks with srun")
-    nodes_name, counts_name, tasks_name = _scope(env)
-    nodes = _parsed(env, nodes_name, expand)
-    counts = _parsed(env, counts_name, expand_tasks_per_node)
-    place = Placement(
-        rank=_number(env, "SLURM_PROCID"),
-        local_rank=_number(env, "SLURM_LOCALID"),
-        node_rank=_number(env, "SLURM_NODEID"),
-        world_size=_number(env, tasks_name) if tasks_name in env else sum(counts),
-        local_world_size=counts[min(_number(env, "SLURM_NODEID"), len(counts) - 1)],
+    names = _STEP if _STEP.nodes in env else _JOB
+    nodes = _parsed(env, names.nodes, expand)
+    counts = _parsed(env, names.counts, expand_tasks_per_node)
+    world_size = _number(env, names.tasks, sum(counts) if names is _JOB else None)
+    rank, local_rank, node_rank = (_number(env, name) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"))
+    _check_step(env, names, nodes, counts, world_size)
+    _check_task(env, names, counts, (rank, local_rank, node_rank))
+    in_block = rank == sum(counts[:node_rank]) + local_rank
+    one_way_only = len(counts) == 1 or max(counts) == 1  # srun calls one task a node cyclic
+    return Placement(
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=node_rank,
+        world_size=world_size,
+        local_world_size=counts[node_rank],
         nodes=tuple(nodes),
         tasks_per_node=tuple(counts),
         job=_job(env),
         restart=_number(env, "SLURM_RESTART_COUNT", 0),
         step=env.get("SLURM_STEP_ID", ""),
+        block=in_block and (one_way_only or env.get("SLURM_DISTRIBUTION", "block").startswith("block")),
     )
-    _check(place, env, (nodes_name, counts_name, tasks_name))
-    offset = sum(counts[: place.node_rank])
-    block = env.get("SLURM_DISTRIBUTION", "block").startswith("block") and place.rank == offset + place.local_rank
-    return place if block else Placement(**{**place.__dict__, "block": False})
 
 
 def emulated(nodes: int, tasks_per_node: int) -> list[Placement]:
-    """The places of `nodes` pretended nodes on this machine, rank by rank; 127.0.0.1 is the head, 127.0.0.2 the next."""
+    """The places of `nodes` pretended nodes on this machine, rank by rank: 127.0.0.1 is the head, then 127.0.0.2."""
     hosts = tuple(f"127.0.{(n + 1) >> 8}.{(n + 1) & 255}" for n in range(nodes))
     return [
         Placement(
@@ -145,67 +150,72 @@ def variables(
     return {name: str(value) for name, value in values.items()}
 
 
-def port_candidates(key: str, attempt: int, count: int = 16) -> list[int]:
-    """Ports to try in turn: a function of (key, attempt), the same on every host with the same port settings.
-
-    All lie above 10000, outside the ephemeral range, the ports that the machine reserves and well-known services;
-    within 15 successive attempts of a key none comes twice. On a machine whose ephemeral range covers nearly all ports
-    above 10000 the range can't be avoided, and the list is chosen as if it did not exist.
-    """
-    low, high = _ephemeral_range()
-    return _candidates(key, attempt, count, range(low, high + 1), _reserved_ports())
-
-
-def _candidates(key: str, attempt: int, count: int, ephemeral: range, reserved: frozenset[int]) -> list[int]:
-    start = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8])
-    chosen: list[int] = []
-    for lowest, size in _REGIONS:
-        # A golden-ratio stride over a prime number of slots: each attempt's block is spread over the whole region,
-        # so that a narrow gap left by the ephemeral range is still met.
-        stride = round(size * _GOLDEN)
-        slots = range(attempt * _PORTS_PER_ATTEMPT, (attempt + 1) * _PORTS_PER_ATTEMPT)
-        ports = [lowest + (start + slot * stride) % size for slot in slots]
-        allowed = [port for port in ports if port not in _SERVICES and port not in reserved]
-        outside = [port for port in allowed if port not in ephemeral]
-        if len(outside) >= count:
-            return outside[:count]
-        chosen = chosen or allowed[:count]
-    return chosen
-
-
-def _ephemeral_range() -> tuple[int, int]:
-    try:
-        low, high = (_NETWORK / "ip_local_port_range").read_text(encoding="ascii").split()
-        return int(low), int(high)
-    except OSError:
-        return 32768, 60999
-
-
-def _reserved_ports() -> frozenset[int]:
-    try:
-        text = (_NETWORK / "ip_local_reserved_ports").read_text(encoding="ascii").strip()
-    except OSError:
-        return frozenset()
-    spans = [item.partition("-") for item in text.split(",") if item]
-    return frozenset(port for low, _, high in spans for port in range(int(low), int(high or low) + 1))
-
-
-def _scope(env: Mapping[str, str]) -> tuple[str, str, str]:
-    """Names of the variables for nodes, tasks per node and number of tasks: the step's, or the job's without a step."""
-    if "SLURM_STEP_NODELIST" in env:
-        return "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS"
-    if env.get("SLURM_NTASKS", "1") != "1" and "SLURM_STEP_ID" not in env:
+def _check_step(env: Mapping[str, str], names: _Names, nodes: list[str], counts: list[int], world_size: int) -> None:
+    """Refuse variables that describe no step, or that contradict each other."""
+    shown = ", ".join(f"{name}={env[name]}" for name in (names.nodes, names.counts, names.tasks) if name in env)
+    if names is _JOB and world_size > 1 and "SLURM_STEP_ID" not in env:
         raise PlacementError(
-            f"SLURM_NTASKS={env['SLURM_NTASKS']}, but no SLURM_STEP_NODELIST and no SLURM_STEP_ID: this process is the "
-            "batch script or a shell of the job, not one of its tasks; start the ranks with srun"
+            f"{shown}, but neither SLURM_STEP_NODELIST nor SLURM_STEP_ID is set: this process is the batch script or a "
+            "shell of the job, not one of its tasks; start the ranks with srun"
         )
-    return "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS"
+    if len(nodes) != len(counts):
+        raise _contradiction(env, f"{shown}: {len(nodes)} hosts, but task counts for {len(counts)}")
+    if sum(counts) != world_size:
+        raise _contradiction(env, f"{shown}: the task counts add up to {sum(counts)}")
 
 
-def _parsed[T](env: Mapping[str, str], name: str, parse: Callable[[str], list[T]]) -> list[T]:
+def _check_task(env: Mapping[str, str], names: _Names, counts: list[int], place: tuple[int, int, int]) -> None:
+    """Refuse a task's own numbers where they cannot be true under any distribution of tasks over nodes."""
+    rank, local_rank, node_rank = place
+    world_size = sum(counts)
+    where = f"SLURM_PROCID={rank}, SLURM_LOCALID={local_rank}, SLURM_NODEID={node_rank}"
+    if rank >= world_size:
+        raise _contradiction(env, f"SLURM_PROCID={rank} is not below {names.tasks}={world_size}")
+    if node_rank >= len(counts):
+        raise _contradiction(env, f"SLURM_NODEID={node_rank}, but {names.nodes}={env[names.nodes]} has {len(counts)}")
+    here = counts[node_rank]
+    if local_rank >= here:
+        raise _contradiction(env, f"SLURM_LOCALID={local_rank}, but {names.counts}={env[names.counts]} has {here} here")
+    if rank == 0 and node_rank != 0:
+        raise _contradiction(env, f"{where}: rank 0 is not on the step's first host, where the others look for it")
+    # Local ids rise with global ids on a node, however the tasks are spread over the nodes.
+    if rank < local_rank or world_size - rank < here - local_rank:
+        raise _contradiction(env, f"{where}: no task of {names.counts}={env[names.counts]} has these numbers")
+    on_node = env["SLURM_GTIDS"].split(",") if "SLURM_GTIDS" in env else []
+    if len(on_node) == here and on_node[local_rank] != str(rank):
+        raise _contradiction(env, f"{where}, but SLURM_GTIDS={env['SLURM_GTIDS']} has {on_node[local_rank]} there")
+
+
+def _contradiction(env: Mapping[str, str], text: str) -> PlacementError:
+    if env.get("SLURM_DISTRIBUTION") == "arbitrary":
+        remedy = "with --distribution=arbitrary the host file must begin with the first host in the scheduler's order"
+    else:
+        remedy = "variables of another job may have leaked in; start the ranks with srun, from a clean environment"
+    return PlacementError(f"{text}; {remedy}")
+
+
+def _parsed(env: Mapping[str, str], name: str, parse: Callable[[str], list[_T]]) -> list[_T]:
     if not env.get(name):
         raise PlacementError(f"{name} is not set or empty; start the ranks with srun")
     try:
         return parse(env[name])
     except HostlistError as error:
         raise PlacementError(f"{name}: {error}") from None
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise PlacementError(f"{name} is not set; start the ranks with srun")
+    if not (text.isascii() and text.isdigit()):
+        raise PlacementError(f"{name}={text!r} is no number")
+    return int(text)
+
+
+def _job(env: Mapping[str, str]) -> str:
+    """The job's id: 4711, or 4700_3 for task 3 of array 4700."""
+    if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
+        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    return env.get("SLURM_JOB_ID", "")

@@ -42,7 +42,7 @@ class SlurmOptions:
     reservation: str | None = None
     gres: str | None = None
     """For sites that give GPUs by gres only: gpu:2 or gpu:a100:2, for each node."""
-    options: Any = None
+    options: Any = field(default=None, metadata={"scalars": "text"})  # numbers in it stay as they were written
     """Further sbatch options: a mapping (mail-type: END, exclusive: true) or a list ("--mail-type=END")."""
     setup: list[str] = field(default_factory=list)
     """Shell lines that run on the first node before srun, such as `module load cuda`. They are code, and yours."""

@@ -22,19 +22,24 @@ def arithmetic(spec: JobSpec) -> list[str]:
     return schedule.arithmetic_lines(spec.train, plan, spec.train.steps)
 
 
-def started(spec: JobSpec, run: Started) -> list[str]:
-    """The lines after a submission."""
-    shown = os.path.relpath(run.folder.path)
+def where(spec: JobSpec, run: Started) -> str:
+    """The first line after a submission: the run, its folder, its job or its place on this machine."""
     resources = spec.resources
     if run.executor == "local":
         why = "; no sbatch here" if spec.executor == "auto" and not shutil.which("sbatch") else ""
         emulated = f"{resources.nodes} emulated nodes x " if resources.nodes > 1 else ""
         count = resources.tasks_per_node
-        where = f"on this machine: {emulated}{count} rank{'s' if count > 1 else ''}{why}"
+        place = f"on this machine: {emulated}{count} rank{'s' if count > 1 else ''}{why}"
     else:
         partition = f" on partition {spec.slurm.partition}" if spec.slurm.partition else ""
-        where = f"job {run.job_id}{partition}"
-    lines = [f"run {run.folder.run_id}  ->  {shown}   {where}", *arithmetic(spec)]
-    if run.executor == "slurm":
-        lines.append(f"rank 0's output: {shown}/attempts/0001/rank-0000.log   cancel: scancel {run.job_id}")
-    return lines
+        place = f"job {run.job_id}{partition}"
+    return f"run {run.folder.run_id}  ->  {_shown(run)}   {place}"
+
+
+def hints(run: Started) -> list[str]:
+    """How to look at a job that was submitted, and how to end it."""
+    return [f"output {_shown(run)}/attempts/0001/rank-0000.log", f"cancel scancel {run.job_id}"]
+
+
+def _shown(run: Started) -> str:
+    return os.path.relpath(run.folder.path)

@@ -31,7 +31,13 @@ class Origin(NamedTuple):
         return f"site {name}" if self.layer == "site" else name
 
     def fault(self, field: str, wrong: str, right: str) -> Fault:
-        return Fault(self.file, self.line, self.column, field, wrong, right)
+        """A fault here, safe to print: what a file says may hold escape codes for a terminal."""
+        return Fault(printable(self.file), self.line, self.column, printable(field), printable(wrong), printable(right))
+
+
+def printable(text: str) -> str:
+    """The text with every unprintable character written as an escape."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 @dataclass
@@ -63,7 +69,8 @@ class Section:
 
 Tree: TypeAlias = Scalar | Items | Section
 
-_INT = re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,400}")
+_LONGEST_NUMBER = 400
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SPECIAL_FLOAT = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
@@ -76,7 +83,7 @@ def core_tag(text: str) -> str:
         return "bool"
     if text == "<<":
         return "merge"
-    if text[0] in "+-.0123456789":
+    if text[0] in "+-.0123456789" and len(text) <= _LONGEST_NUMBER:
         if _INT.fullmatch(text):
             return "int"
         if _FLOAT.fullmatch(text) or _SPECIAL_FLOAT.fullmatch(text):

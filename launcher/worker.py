@@ -73,7 +73,12 @@ def run_rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placem
         say(str(error))
         return JOB_FAILED
     muster.watch(lambda rank, host, reason: _peer_lost(attempt, place, rank, host, reason))
-    code = guarded(folder, attempt, place, spec, run, muster.address, muster.port)
+    interface = spec.rendezvous.interface or muster.interface
+    cpus = spec.resources.cpus_per_task
+    variables = rendezvous.variables(place, muster.address, muster.port, cpus, interface)
+    if spec.command is not None:
+        muster.release_port()
+    code = guarded(folder, attempt, place, spec, run, variables)
     if code == 0 or not attempt.failure(place.rank).exists():
         muster.goodbye(code)
     else:
@@ -87,12 +92,11 @@ def guarded(
     place: rendezvous.Placement,
     spec: JobSpec,
     run: Mapping[str, Any],
-    address: str,
-    port: int,
+    variables: dict[str, str],
 ) -> int:
     """Set the rank's environment and run the payload; whatever it raises becomes a failure record and an exit code."""
     try:
-        enter(folder, attempt, place, spec, run, rendezvous.variables(place, address, port, spec.resources.cpus_per_task))
+        enter(folder, attempt, place, spec, run, variables)
         return payload.run(folder, attempt, spec)
     except payload.PayloadError as error:
         record_failure(attempt, place, error.kind, str(error), None, error.exit_code)
@@ -118,8 +122,6 @@ def enter(
     variables: dict[str, str],
 ) -> None:
     """Working folder, import path and environment of the payload; the rendezvous variables go to env-<rank>.json."""
-    if spec.rendezvous.interface:
-        variables["NCCL_SOCKET_IFNAME"] = variables["GLOO_SOCKET_IFNAME"] = spec.rendezvous.interface
     variables[RUN_FOLDER_VARIABLE] = str(folder.path)
     variables[ATTEMPT_VARIABLE] = str(attempt.number)
     os.environ.update(variables)

@@ -1,6 +1,8 @@
-"""Which device a rank computes on, and its backend for collectives."""
+"""Which device a rank computes on, in which precision, and its backend for collectives."""
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -18,7 +20,9 @@ def choose(wanted: str, visible: int, ranks: Ranks) -> int | None:
     if wanted == "cpu" or (wanted == "auto" and visible == 0):
         return None
     if visible == 0:
-        raise ConfigError("train.device: cuda, but this rank sees no CUDA device; ask for GPUs in resources, or use cpu")
+        raise ConfigError(
+            "train.device: cuda, but this rank sees no CUDA device; ask for GPUs in resources, or use cpu"
+        )
     if visible == 1:
         return 0
     if ranks.local_rank >= visible:
@@ -43,3 +47,15 @@ def open_device(wanted: str, ranks: Ranks) -> torch.device:
 def backend(device: torch.device) -> str:
     """Backend of the process group for a device."""
     return "nccl" if device.type == "cuda" else "gloo"
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context that a forward pass runs in: bf16 autocast, or nothing. It can be entered again and again."""
+    if precision != "bf16":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def data_type(precision: str) -> torch.dtype | None:
+    """Type of the model's and the batches' floating tensors; None leaves them as they were made."""
+    return torch.float64 if precision == "fp64" else None

@@ -1,10 +1,10 @@
 """Errors of the training package that a user can act on: each is shown as its message alone, without a traceback.
 
-    TrainingError
-    ├── ConfigError       the spec cannot be trained: the message names the field, the value, the rule and the remedy
-    ├── DataError         data is missing or empty
-    ├── CheckpointError   a checkpoint cannot be written, or none that is needed can be read
-    └── NotFinite         the loss was not a number; names the step and the rank
+TrainingError
+├── ConfigError       the spec cannot be trained: the message names the field, the value, the rule and the remedy
+├── DataError         data is missing or empty
+├── CheckpointError   a checkpoint cannot be written, or none that is needed can be read
+└── NotFinite         the loss was not a number; names the step and the rank
 """
 
 from __future__ import annotations

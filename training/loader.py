@@ -7,15 +7,15 @@ import random
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from itertools import islice, tee
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
 from .config import DataConfig
-from .order import Indices, Slots
+from .order import Indices, Share, Slots
 
 Asked = tuple[tuple[int, ...], Indices]
 """A batch's place in the run (any tuple that no other batch has), and the samples that it is made of."""
@@ -38,14 +38,13 @@ class Fetches(Protocol):
     def fetch(self, indices: Indices) -> Any: ...
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """The data of one optimizer step on one rank."""
 
     batches: list[Any]
     idle: bool
     """The batch carries no sample of this rank's own: its weight is 0."""
-    count: int
+    global_size: int
     """Samples of the whole step, all ranks together."""
     samples: int
     """Samples consumed by all ranks when the step is done."""
@@ -97,10 +96,11 @@ class Loader:
 
     def steps(self, slots: Slots, samples: int, count: int) -> Iterator[Step]:
         """`count` steps from the state `samples` on. Workers, if any, end with the iterator."""
-        batches = self.batches(_asked(slots, samples, count))
-        for share in islice(slots.shares(samples), count):
+        shares, ahead = tee(islice(slots.shares(samples), count))
+        batches = self.batches(_asked(slots, ahead))
+        for share in shares:
             own = [next(batches) for _ in share.micro_batches]
-            yield Step(own, share.idle, share.count, share.samples)
+            yield Step(own, share.idle, share.global_size, share.samples)
 
     def batches(self, asked: Iterable[Asked]) -> Iterator[Any]:
         """One batch for each array of indices, in their order."""
@@ -120,8 +120,8 @@ class Loader:
         return placed(workers, self.device, self.dtype)
 
 
-def _asked(slots: Slots, samples: int, count: int) -> Iterator[Asked]:
-    for share in islice(slots.shares(samples), count):
+def _asked(slots: Slots, shares: Iterator[Share]) -> Iterator[Asked]:
+    for share in shares:
         for number, indices in enumerate(share.micro_batches):
             yield (slots.order.seed, share.samples, slots.rank, number), indices
 

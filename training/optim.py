@@ -28,9 +28,7 @@ def build(config: OptimConfig, parameters: Iterable[torch.nn.Parameter], lr: flo
         )
     first, second = config.betas
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(
-        wanted, lr=lr, betas=(first, second), eps=config.eps, weight_decay=config.weight_decay, fused=fused
-    )
+    return kind(wanted, lr=lr, betas=(first, second), eps=config.eps, weight_decay=config.weight_decay, fused=fused)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

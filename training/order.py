@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,8 @@ from .schedule import BatchPlan
 Indices = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
-_ROUNDS = 8
+_ROUNDS = 12
+"""With 8, some samples of a five-sample epoch come first measurably more often; 12 pass the same test."""
 _BLOCK = 8192
 """Positions of one rank that are permuted in one call: numpy's cost per call is then spread over many steps."""
 
@@ -45,16 +47,16 @@ class Order:
             return positions
         bits = (self.n - 1).bit_length()
         keys = _round_keys(self.seed, epoch)
-        out = _feistel(positions.astype(np.uint64), bits, keys)
-        while True:
-            outside = np.flatnonzero(out >= np.uint64(self.n))
-            if not outside.size:
-                return out.astype(np.int64)
+        out = _feistel(positions.ravel().astype(np.uint64), bits, keys)
+        outside = np.flatnonzero(out >= self.n)
+        while outside.size:
             out[outside] = _feistel(out[outside], bits, keys)
+            outside = outside[out[outside] >= self.n]
+        return out.astype(np.int64).reshape(positions.shape)
 
 
 def _round_keys(seed: int, epoch: int) -> list[np.uint64]:
-    digest = hashlib.blake2b(f"order/{seed}/{epoch}".encode(), digest_size=8 * _ROUNDS).digest()
+    digest = hashlib.shake_256(f"order/{seed}/{epoch}".encode()).digest(8 * _ROUNDS)
     return [np.uint64(key) for key in np.frombuffer(digest, dtype="<u8")]
 
 
@@ -82,15 +84,14 @@ def _mix(words: _Words) -> _Words:
     return words
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """What one rank does in one optimizer step."""
 
     micro_batches: list[Indices]
     """Sample indices of each micro-batch, at most plan.per_rank each. Never empty: see `idle`."""
     idle: bool
     """The tail batch had no sample for this rank: it computes on one sample of the epoch, with weight 0."""
-    count: int
+    global_size: int
     """Samples of the whole step, all ranks together."""
     samples: int
     """Samples consumed by all ranks when the step is done: the state to resume from."""

@@ -1,18 +1,19 @@
 """Every name inside a run folder, in one place. Free of torch: the launcher writes here what the ranks read.
 
-    runs/<run-id>/
-      spec.yaml             resolved spec, what really runs
-      source.yaml           the spec file as the user wrote it; overrides.json beside it
-      run.json              run id, submit token, working folder, code and environment fingerprint
-      attempts.jsonl        one line for each attempt that ended
-      attempts/0001/        rank-0000.log, failure-0000.json, env-0000.json, result.json
-      metrics.jsonl         the truth about metrics
-      checkpoints/          step-000001200/ ...
-      submitit/             submitit's own files
+runs/<run-id>/
+  spec.yaml             resolved spec, what really runs
+  source.yaml           the spec file as the user wrote it; overrides.json beside it
+  run.json              run id, submit token, working folder, code and environment fingerprint
+  attempts.jsonl        one line for each attempt that ended
+  attempts/0001/        rank-0000.log, failure-0000.json, env-0000.json, result.json
+  metrics.jsonl         the truth about metrics
+  checkpoints/          step-000001200/ ...
+  submitit/             submitit's own files
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -133,12 +134,16 @@ class RunFolder:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the whole new one, readable by its owner only."""
+    text = json.dumps(value, indent=1) + "\n"  # before the file: a value that is no JSON leaves nothing behind
     staged = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-        json.dump(value, out, indent=1)
-        out.write("\n")
-    staged.rename(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            out.write(text)
+        staged.rename(path)
+    except OSError:
+        staged.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> Any:
@@ -147,10 +152,18 @@ def read_json(path: Path) -> Any:
 
 
 def append_json(path: Path, value: Any) -> None:
-    """Append one line of JSON in a single write, so that lines of several writers do not mix."""
-    line = json.dumps(value) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    """Append one line of JSON in a single write, so that lines of several writers do not mix.
+
+    Half a line that a killed writer left at the end stays on a line of its own. Errors: OSError, also when the line
+    was written in part.
+    """
+    line = json.dumps(value).encode() + b"\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.write(descriptor, line.encode())
+        end = os.lseek(descriptor, 0, os.SEEK_END)
+        if end > 0 and os.pread(descriptor, 1, end - 1) != b"\n":
+            line = b"\n" + line
+        if (written := os.write(descriptor, line)) < len(line):
+            raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes were written", str(path))
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Batch arithmetic and the learning rate, as pure functions. Free of torch and of state: the launcher shows them too."""
+"""Batch arithmetic and the learning rate, as pure functions. Free of torch: the launcher shows them too."""
 
 from __future__ import annotations
 
@@ -152,9 +152,11 @@ def _shape(schedule: ScheduleConfig, total_steps: int | None) -> str:
     if schedule.decay == "constant":
         return f"{warmup}, constant"
     end = "" if total_steps is None else f" at step {total_steps}"
-    kind = schedule.decay
+    kind: str = schedule.decay
     if kind == "wsd" and (total_steps is not None or schedule.decay_steps is not None):
         kind = f"wsd, last {decay_steps(schedule, total_steps or 0)} steps"
-    return f"{warmup}, {kind} to {schedule.min_lr_ratio:g} of it{end}" if schedule.min_lr_ratio else (
-        f"{warmup}, {kind} to 0{end}"
+    return (
+        f"{warmup}, {kind} to {schedule.min_lr_ratio:g} of it{end}"
+        if schedule.min_lr_ratio
+        else (f"{warmup}, {kind} to 0{end}")
     )

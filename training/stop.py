@@ -57,3 +57,34 @@ def agreed(stop: StopFlag) -> bool:
     word = torch.tensor(int(stop.asked), dtype=torch.int32, device=device)
     dist.all_reduce(word, op=dist.ReduceOp.MAX)
     return bool(word.item())
+
+
+class Ahead:
+    """Agreement inside a loop without a collective of its own, such as evaluation: it is read one round late.
+
+    Each `poll` returns what was agreed in the round before and starts this round's MAX all-reduce, which then runs
+    beside the round's work. Every rank must poll equally often.
+    """
+
+    def __init__(self, stop: StopFlag, device: torch.device) -> None:
+        self._stop = stop
+        self._alone = not dist.is_initialized() or dist.get_world_size() == 1
+        self._word = torch.zeros((), dtype=torch.int32, device=device)
+        self._work: dist.Work | None = None
+
+    def poll(self) -> bool:
+        """Whether any rank had been asked to stop when the round before began."""
+        if self._alone:
+            return self._stop.asked
+        asked = self.finish()
+        self._word.fill_(int(self._stop.asked))
+        self._work = dist.all_reduce(self._word, op=dist.ReduceOp.MAX, async_op=True)
+        return asked
+
+    def finish(self) -> bool:
+        """Wait for the round under way and return what it agreed on."""
+        if self._work is None:
+            return False
+        self._work.wait()
+        self._work = None
+        return bool(self._word.item())

@@ -12,13 +12,14 @@ Names are relative to the folder, with `/` between parts.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 _CHUNK_BYTES = 16 * 1024 * 1024
 T = TypeVar("T")
@@ -34,48 +35,7 @@ class Written:
     """Hexadecimal digest of the content."""
 
 
-class Folder(Protocol):
-    """What a checkpoint store needs of a folder. All methods raise OSError naming the path; a missing file is a
-    FileNotFoundError."""
-
-    atomic: bool
-    """True where `publish` is one indivisible step; False on object stores, where readers must wait for a last file."""
-
-    def full(self, name: str) -> str:
-        """The whole path or URL of `name`, for messages."""
-
-    def names(self, name: str = "") -> list[str]:
-        """Entries directly in the folder, sorted; an empty list where there is no folder."""
-
-    def size(self, name: str) -> int | None:
-        """Bytes of a file, None where there is none."""
-
-    def read(self, name: str) -> bytes:
-        """A file's whole content."""
-
-    def sha256(self, name: str) -> str:
-        """Hexadecimal digest of a file's content, read in pieces."""
-
-    def local(self, name: str) -> Path | None:
-        """The file's path where it can be opened in place, None on object stores."""
-
-    def make(self, name: str) -> None:
-        """Create a folder, with its parents; it may exist already."""
-
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> Written:
-        """Write a new file in pieces and make its content durable."""
-
-    def flush(self, name: str) -> None:
-        """Make the names inside a folder durable."""
-
-    def publish(self, staged: str, final: str) -> None:
-        """Give a complete folder its final name. Errors: FileExistsError where that name is taken."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file, or a folder with everything in it. No error where there is nothing."""
-
-
-def open_folder(place: str) -> Folder:
+def open_folder(place: str) -> LocalFolder | RemoteFolder:
     """Open a local path or any URL that fsspec knows. Nothing is created yet.
 
     Errors: OSError when the URL's protocol is unknown or its package is not installed.
@@ -86,42 +46,51 @@ def open_folder(place: str) -> Folder:
 
 
 class LocalFolder:
-    """A folder on a file system of this machine, shared or not."""
+    """A folder on a file system. Errors are OSErrors that name the path; a missing file is a FileNotFoundError."""
 
     atomic = True
+    """`publish` is one indivisible step."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.expanduser().absolute()
 
     def full(self, name: str) -> str:
+        """The whole path or URL of `name`, for messages."""
         return str(self._path / name)
 
     def names(self, name: str = "") -> list[str]:
+        """Entries directly in the folder, sorted; an empty list where there is no folder."""
         try:
             return sorted(os.listdir(self._path / name))  # noqa: PTH208 - names alone are wanted
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def size(self, name: str) -> int | None:
+        """Bytes of a file, None where there is none."""
         try:
             return (self._path / name).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def read(self, name: str) -> bytes:
+        """A file's whole content."""
         return (self._path / name).read_bytes()
 
     def sha256(self, name: str) -> str:
+        """Hexadecimal digest of a file's content, read in pieces."""
         with (self._path / name).open("rb", buffering=0) as source:
             return hashlib.file_digest(source, "sha256").hexdigest()
 
     def local(self, name: str) -> Path | None:
+        """The file's path where it can be opened in place, None on object stores."""
         return self._path / name
 
     def make(self, name: str) -> None:
+        """Create a folder, with its parents; it may exist already."""
         (self._path / name).mkdir(parents=True, exist_ok=True)
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> Written:
+        """Write a new file in pieces and make its content durable."""
         path = self._path / name
         with path.open("xb", buffering=0) as out:
 
@@ -137,6 +106,7 @@ class LocalFolder:
         return written
 
     def flush(self, name: str) -> None:
+        """Make the names inside a folder durable."""
         descriptor = os.open(self._path / name, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -144,12 +114,17 @@ class LocalFolder:
             os.close(descriptor)
 
     def publish(self, staged: str, final: str) -> None:
-        if (self._path / final).exists():
-            raise FileExistsError(f"{self._path / final} exists already")
-        (self._path / staged).rename(self._path / final)
+        """Give a complete folder its final name. Errors: FileExistsError where that name is taken."""
+        try:
+            (self._path / staged).rename(self._path / final)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise FileExistsError(errno.EEXIST, "exists already", str(self._path / final)) from error
+            raise
         self.flush("")
 
     def remove(self, name: str) -> None:
+        """Remove a file, or a folder with everything in it. No error where there is nothing."""
         path = self._path / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -158,9 +133,10 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder that fsspec opens. Object stores have no folders of their own and no rename of one."""
+    """The same for a folder that fsspec opens. Object stores have no folders and no rename of one."""
 
     atomic = False
+    """A reader must wait for a file that is written last."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -217,7 +193,7 @@ class RemoteFolder:
 
     def publish(self, staged: str, final: str) -> None:
         if self.names(final):
-            raise FileExistsError(f"{self.full(final)} exists already")
+            raise FileExistsError(errno.EEXIST, "exists already", self.full(final))
         self._translate(final, lambda: self._files.mv(self._at(staged), self._at(final), recursive=True))
 
     def remove(self, name: str) -> None:
@@ -235,10 +211,13 @@ class RemoteFolder:
             return work()
         except FileNotFoundError:
             raise
-        except Exception as error:  # noqa: BLE001 - every store brings its own exceptions; all leave here as OSError
+        except Exception as error:  # every store brings its own exceptions
             code = getattr(error, "errno", None)
             reason = f"{self.full(name)}: {type(error).__name__}: {error}"
             raise (OSError(code, reason) if isinstance(code, int) else OSError(reason)) from error
+
+
+Folder = LocalFolder | RemoteFolder
 
 
 def _pour(chunks: Iterable[bytes | memoryview], put: Callable[[memoryview], Any]) -> Written:

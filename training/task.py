@@ -60,8 +60,9 @@ def _task_class(path: str) -> Any:
         return getattr(importlib.import_module(f".tasks.{path}", __package__), BUILT_IN[path])
     module_name, colon, class_name = path.partition(":")
     if not colon or not module_name or not class_name:
+        known = list(BUILT_IN)
         raise ConfigError(
-            f"train.task: {path!r} is neither {', '.join(BUILT_IN)} nor package.module:Class{_near(path, list(BUILT_IN))}"
+            f"train.task: {path!r} is neither {', '.join(known)} nor package.module:Class{_near(path, known)}"
         )
     try:
         module = importlib.import_module(module_name)
@@ -92,7 +93,11 @@ def _check_options(kind: Any, config: TrainConfig) -> None:
                     f"it takes {', '.join(valid) or 'none'}"
                 )
     for p in parameters:
-        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in config.options:
+        if (
+            p.default is p.empty
+            and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            and p.name not in config.options
+        ):
             raise ConfigError(f"train.options.{p.name}: {config.task} needs this option; give it a value")
 
 

@@ -14,12 +14,12 @@ from dataclasses import fields
 from devcluster import faults, lifecycle, packages
 from devcluster.layout import DEFAULT_HOME, HOME_VARIABLE, Layout
 from devcluster.settings import Settings, option_name
-from devcluster.shell import ClusterError
+from devcluster.shell import ClusterError, UnavailableError
 from devcluster.state import require_state
 from devcluster.status import status
 
 NODE_COMMANDS: dict[str, tuple[Callable[[Layout, str], None], str]] = {
-    "kill-node": (faults.kill_node, "a node loses power: its slurmd and its jobs' processes die"),
+    "kill-node": (faults.kill_node, "kill a node's slurmd and its jobs' processes"),
     "revive-node": (faults.revive_node, "start a dead node again"),
     "cut": (faults.cut, "pull a node's network cable"),
     "heal": (faults.heal, "plug it in again"),
@@ -30,7 +30,7 @@ CONTROLLER_COMMANDS: dict[str, tuple[Callable[[Layout], None], str]] = {
     "restart-controller": (faults.restart_controller, "stop the controller and start it again"),
     "down": (lifecycle.down, "end everything and leave nothing behind"),
 }
-UNPRIVILEGED = ("env", "status")
+UNPRIVILEGED = ("env", "status", "preempt")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,16 +87,19 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 is success, 1 a failure with one message on stderr, 2 wrong usage."""
+    """Runs one command.
+
+    0 is success, 1 a failure with one message on stderr, 2 wrong usage, 3 a machine that cannot host a cluster.
+    """
     arguments = parser().parse_args(words)
     os.environ["PATH"] = packages.SEARCH_PATH
     try:
         if os.geteuid() and arguments.command not in UNPRIVILEGED:
-            raise ClusterError(f"{arguments.command} makes network namespaces and runs daemons, so it needs root")
+            raise UnavailableError(f"{arguments.command} makes network namespaces and runs daemons, so it needs root")
         return _dispatch(arguments, Layout.from_environment())
     except ClusterError as error:
         print(f"cluster: {error}", file=sys.stderr)
-        return 1
+        return 3 if isinstance(error, UnavailableError) else 1
 
 
 def _dispatch(arguments: argparse.Namespace, layout: Layout) -> int:

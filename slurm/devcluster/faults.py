@@ -33,7 +33,10 @@ def preempt(layout: Layout, job_id: str, hold_seconds: int) -> str:
 
 
 def kill_node(layout: Layout, node: str) -> None:
-    """The node loses power: slurmd and every process of its jobs are gone at once, and nobody tells the controller."""
+    """Kills slurmd and every process of the node's jobs at once; nobody tells the controller.
+
+    The node's kernel lives on and closes the connections. For a node that loses power, `cut` it first.
+    """
     state = require_state(layout)
     state.number(node)
     processes.end(lambda: processes.inside_namespace(layout.namespace(node)), f"node {node}")
@@ -45,7 +48,7 @@ def revive_node(layout: Layout, node: str) -> None:
     state.number(node)
     if not processes.recorded(layout, daemons.node_process(node)):
         daemons.start_node(layout, node)
-    nodes.wait_working(layout, state, (node,))
+    nodes.wait_working(layout, (node,))
 
 
 def cut(layout: Layout, node: str) -> None:
@@ -57,7 +60,7 @@ def heal(layout: Layout, node: str) -> None:
     """Plugs the cable in again; returns when the controller would give the node jobs."""
     state = require_state(layout)
     network.set_cable(layout, state, node, up=True)
-    nodes.wait_working(layout, state, (node,))
+    nodes.wait_working(layout, (node,))
 
 
 def pause(layout: Layout) -> None:
@@ -77,6 +80,11 @@ def restart_controller(layout: Layout) -> None:
     processes.send(controller, signal.SIGTERM)
     processes.wait_gone(controller, "slurmctld")
     daemons.start_controller(layout)
+    state = require_state(layout)
+    links = network.links(layout)
+    alive = [node for node in state.nodes if processes.recorded(layout, daemons.node_process(node))]
+    if reachable := [node for node in alive if links.get(layout.link(state.number(node)), False)]:
+        nodes.wait_working(layout, reachable)
 
 
 def _controller(layout: Layout) -> processes.Process:

@@ -40,15 +40,18 @@ def taken_names(text: str, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name in known]
 
 
-def add(owner: Path, addresses: dict[str, str]) -> None:
-    """Writes the block; refuses when a name belongs to somebody else."""
-    text = HOSTS.read_text()
-    if taken := taken_names(without_block(text, owner), tuple(addresses)):
+def refuse_taken(owner: Path, names: tuple[str, ...]) -> None:
+    """Refuses node names that the machine knows already, since they would lead elsewhere."""
+    if taken := taken_names(without_block(HOSTS.read_text(), owner), names):
         raise ClusterError(
             f"{HOSTS} already has an address for {', '.join(taken)}, perhaps from another cluster; choose other"
             " names with --node-prefix or --node-names"
         )
-    _replace(with_block(text, owner, addresses))
+
+
+def add(owner: Path, addresses: dict[str, str]) -> None:
+    """Writes the block."""
+    _replace(with_block(HOSTS.read_text(), owner, addresses))
 
 
 def remove(owner: Path) -> None:
@@ -59,7 +62,7 @@ def remove(owner: Path) -> None:
 
 
 def _replace(text: str) -> None:
-    """Replaces the file at once; in place where it is a mount of its own, as in containers, and cannot be renamed over."""
+    """Replaces the file at once; in place where it is a mount, as in containers, and cannot be renamed over."""
     fresh = HOSTS.with_name(".hosts.ddp-cluster")
     try:
         fresh.write_text(text)

@@ -36,6 +36,8 @@ def up(layout: Layout, settings: Settings, replace: bool, say: Say) -> State:
             say("replacing the cluster, because its settings differ")
         elif leftovers(layout):
             say(f"clearing what an earlier cluster left: {', '.join(leftovers(layout))}")
+        network.check_permitted()
+        hosts.refuse_taken(layout.home, settings.names)
         _remove(layout)
         return _start(layout, settings, say)
 
@@ -68,7 +70,7 @@ def _start(layout: Layout, settings: Settings, say: Say) -> State:
         _start_services(layout, state)
         for node in state.nodes:
             daemons.start_node(layout, node)
-        nodes.wait_working(layout, state, state.nodes)
+        nodes.wait_working(layout, state.nodes)
         if settings.accounting:
             slurm(layout, "sacct", "--noheader", "--allocations")
     except BaseException:
@@ -104,7 +106,7 @@ def _mend(layout: Layout, state: State, say: Say) -> None:
         if not processes.recorded(layout, daemons.node_process(node)):
             say(f"reviving {node}")
             daemons.start_node(layout, node)
-    nodes.wait_working(layout, state, state.nodes)
+    nodes.wait_working(layout, state.nodes)
 
 
 def down(layout: Layout) -> None:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 
 from devcluster.layout import Layout
-from devcluster.shell import run
+from devcluster.shell import UnavailableError, run, succeeds
 from devcluster.state import State
+
+
+def check_permitted() -> None:
+    """Refuses a machine, usually a container, in which even root may not make a namespace."""
+    if not succeeds("unshare", "--net", "--uts", "true"):
+        raise UnavailableError("root may not make network namespaces here; a container needs --privileged for it")
 
 
 def create(layout: Layout, state: State) -> None:

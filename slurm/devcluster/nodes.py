@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from devcluster.layout import Layout
 from devcluster.shell import wait_until
-from devcluster.state import State, slurm
+from devcluster.state import slurm
 
 WORKING = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
-READY_SECONDS = 60
+READY_SECONDS = 10
 
 
 def states(layout: Layout) -> dict[str, str]:
@@ -16,22 +18,17 @@ def states(layout: Layout) -> dict[str, str]:
     return {line.split()[0]: line.split()[1] for line in lines}
 
 
-def not_working(layout: Layout, state: State) -> list[str]:
-    """Nodes that would take no job now."""
-    found = states(layout)
-    return [node for node in state.nodes if found.get(node, "unknown") not in WORKING]
+def wait_working(layout: Layout, nodes: Sequence[str], timeout_seconds: float = READY_SECONDS) -> None:
+    """Returns when the controller would give jobs to all of `nodes`.
 
-
-def wait_working(layout: Layout, state: State, nodes: tuple[str, ...], timeout_seconds: float = READY_SECONDS) -> None:
-    """Returns when the controller has heard of all `nodes`."""
+    A node that the controller gave up, or that somebody drained, is put back to work: whoever waits wants it.
+    """
 
     def all_work() -> bool:
-        lost = set(not_working(layout, state)) & set(nodes)
-        drained = [
-            node for node, found in states(layout).items() if node in lost and found.startswith(("drain", "down"))
-        ]
-        for node in drained:
-            slurm(layout, "scontrol", "update", f"nodename={node}", "state=resume")
+        found = states(layout)
+        lost = [node for node in nodes if found.get(node) not in WORKING]
+        if given_up := [node for node in lost if found.get(node, "").startswith(("drain", "down"))]:
+            slurm(layout, "scontrol", "update", f"nodename={','.join(given_up)}", "state=resume")
         return not lost
 
     log = layout.log(f"slurmd-{nodes[0]}" if len(nodes) == 1 else "slurmctld")

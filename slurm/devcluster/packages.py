@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from devcluster.shell import ClusterError, clean_environment, run
+from devcluster.shell import ClusterError, UnavailableError, clean_environment, run
 
 PROGRAMS = {
     "slurmctld": "slurmctld",
@@ -37,18 +37,24 @@ def install(accounting: bool, say: Callable[[str], None]) -> None:
     if not packages:
         return
     if shutil.which("apt-get") is None:
-        raise ClusterError(
-            f"missing programs of {', '.join(packages)}, and no apt-get: this needs Debian 12 or a relative"
-        )
+        lacking = ", ".join(packages)
+        raise UnavailableError(f"{lacking} not installed, and no apt-get: this needs Debian 12 or a relative")
     say(f"installing {' '.join(packages)} ({platform.freedesktop_os_release().get('PRETTY_NAME', 'unknown system')})")
-    environment = clean_environment(DEBIAN_FRONTEND="noninteractive")
-    wait_for_lock = "-oDPkg::Lock::Timeout=300"
-    run("apt-get", wait_for_lock, "-qq", "update", timeout_seconds=300, environment=environment)
-    command = ("apt-get", wait_for_lock, "-qq", "-y", "--no-install-recommends", "install", *packages)
-    with no_service_starts():
-        run(*command, timeout_seconds=900, environment=environment)
+    try:
+        _apt_get("update", timeout_seconds=300)
+        with no_service_starts():
+            _apt_get("-y", "--no-install-recommends", "install", *packages, timeout_seconds=900)
+    except ClusterError as error:
+        raise UnavailableError(str(error)) from None
     if still := missing(accounting):
-        raise ClusterError(f"apt-get succeeded, but the programs of {', '.join(still)} are still not on PATH")
+        raise UnavailableError(f"apt-get succeeded, but the programs of {', '.join(still)} are still not on PATH")
+
+
+def _apt_get(*words: str, timeout_seconds: float) -> None:
+    """apt-get that asks nothing and waits for whoever else is installing."""
+    environment = clean_environment(DEBIAN_FRONTEND="noninteractive")
+    command = ("apt-get", "-oDPkg::Lock::Timeout=300", "-qq", *words)
+    run(*command, timeout_seconds=timeout_seconds, environment=environment)
 
 
 @contextmanager

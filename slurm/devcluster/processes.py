@@ -1,4 +1,4 @@
-"""Starting daemons and ending exactly those: a process is known by its number, its start time and a mark that we gave it.
+"""Starting daemons and ending exactly those: a process is known by number, start time and a mark that we gave it.
 
 A number alone may belong to somebody else by the time it is used. So each daemon is started with DDP_CLUSTER_DAEMON in
 its environment, its start time is recorded, and signals go through a pidfd, which the kernel never hands to another

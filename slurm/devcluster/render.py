@@ -128,7 +128,7 @@ def gres_conf(layout: Layout, state: State) -> str:
 def cgroup_conf(state: State) -> str:
     """cgroup.conf: only a cluster that tracks by cgroup limits memory, and without systemd, which may not be there."""
     limits = "yes" if state.settings.proctrack == "cgroup" else "no"
-    return f"CgroupAutomount=no\nIgnoreSystemd=yes\nConstrainRAMSpace={limits}\nConstrainSwapSpace=no\n"
+    return f"CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nIgnoreSystemd=yes\nConstrainRAMSpace={limits}\nConstrainSwapSpace=no\n"
 
 
 def slurmdbd_conf(layout: Layout, state: State) -> str:

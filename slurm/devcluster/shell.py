@@ -15,6 +15,10 @@ class ClusterError(Exception):
     """Something the user must know: the message says what failed and what to do about it."""
 
 
+class UnavailableError(ClusterError):
+    """This machine cannot host a cluster, whatever the settings: not root, not Debian, no packages, no namespaces."""
+
+
 def clean_environment(**extra: str) -> dict[str, str]:
     """The environment for a foreign command, without what a surrounding Slurm job or site would inject into it."""
     kept = {

@@ -44,7 +44,9 @@ def test_a_suffix_after_the_bracket_is_kept() -> None:
 @pytest.mark.cluster
 def test_scontrol_agrees(cluster: Any) -> None:
     for text, names in FORMS.items():
-        shown = subprocess.run(["scontrol", "show", "hostnames", text or ","], capture_output=True, text=True, check=True)
+        shown = subprocess.run(
+            ["scontrol", "show", "hostnames", text or ","], capture_output=True, text=True, check=True
+        )
         assert shown.stdout.split() == names.split(), text
 
 

@@ -1,0 +1,137 @@
+"""The manifest of a checkpoint: what makes a folder of files one that can be trusted."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .agree import reason
+from .errors import CheckpointError
+from .storage import Folder, Written
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_FILE = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+class DamagedError(Exception):
+    """A checkpoint's content is not what was written. Never leaves the checkpoint modules as it is."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A complete checkpoint."""
+
+    step: int
+    """Optimizer steps done."""
+    samples: int
+    """Samples consumed by all ranks together."""
+    name: str
+    """Its folder's name, such as step-000001200."""
+    world_size: int
+    """Ranks that wrote it."""
+    files: dict[str, Written]
+    """Size and hash of each file."""
+
+
+def describe(step: int, samples: int, world_size: int, files: dict[str, Written], config: dict[str, Any]) -> bytes:
+    """The manifest's content. `config` is the run's configuration in YAML keys."""
+    body = {
+        "format": FORMAT,
+        "step": step,
+        "samples": samples,
+        "world_size": world_size,
+        "time": time.time(),
+        "versions": {
+            "ddp-launcher": _own_version(),
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+        "config": config,
+        "files": {name: {"size": w.size, "sha256": w.sha256} for name, w in sorted(files.items())},
+    }
+    body = json.loads(json.dumps(body, default=str))  # as a reader will see it: text keys, dates as text
+    return json.dumps({**body, "digest": _digest(body)}, indent=1).encode()
+
+
+def inspect(folder: Folder, name: str) -> Found:
+    """Read the manifest of the checkpoint `name` and verify each of its files.
+
+    Errors: DamagedError with the reason; CheckpointError when storage cannot be read, or a newer version wrote it.
+    """
+    try:
+        found = _parse(name, folder.read(f"{name}/{MANIFEST}"))
+        for file in found.files:
+            verify(folder, found, file)
+    except FileNotFoundError as error:
+        raise DamagedError(f"a file is missing: {reason(error)}") from error
+    except NotADirectoryError as error:
+        raise DamagedError("not a folder") from error
+    except OSError as error:
+        if error.errno == errno.EIO:  # the medium itself lost it: no later try will read it
+            raise DamagedError(reason(error)) from error
+        raise CheckpointError(
+            f"{folder.full(name)} cannot be read, which says nothing about its content: {reason(error)}; "
+            "make it readable and start again, or move it away to use an older one"
+        ) from error
+    return found
+
+
+def verify(folder: Folder, found: Found, file: str) -> None:
+    """Compare a file with the manifest. Errors: DamagedError, FileNotFoundError, OSError."""
+    expected = found.files[file]
+    size = folder.size(f"{found.name}/{file}")
+    if size is None:
+        raise DamagedError(f"{file} is missing")
+    if size != expected.size:
+        raise DamagedError(f"{file} has {size} bytes, its manifest says {expected.size}")
+    if folder.sha256(f"{found.name}/{file}") != expected.sha256:
+        raise DamagedError(f"{file} has another SHA-256 than its manifest says")
+
+
+def verify_content(found: Found, file: str, content: bytes) -> None:
+    """Compare bytes that were read with the manifest. Errors: DamagedError."""
+    if file not in found.files:
+        raise DamagedError(f"{file} is not in the manifest")
+    if hashlib.sha256(content).hexdigest() != found.files[file].sha256:
+        raise DamagedError(f"{file} has another SHA-256 than its manifest says")
+
+
+def _parse(name: str, content: bytes) -> Found:
+    try:
+        body = json.loads(content)
+        if body.pop("digest") != _digest(body):
+            raise DamagedError(f"{MANIFEST} does not match its own digest")
+        if body["format"] > FORMAT:
+            raise CheckpointError(
+                f"{name} has format {body['format']}, this version reads up to {FORMAT}: update ddp-launcher"
+            )
+        files = {file: Written(int(w["size"]), str(w["sha256"])) for file, w in body["files"].items()}
+        found = Found(int(body["step"]), int(body["samples"]), name, int(body["world_size"]), files)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{MANIFEST} is not valid: {type(error).__name__}: {error}") from error
+    if int(name.rpartition("-")[2]) != found.step:
+        raise DamagedError(f"{MANIFEST} is of step {found.step}")
+    if strange := [file for file in files if not _FILE.fullmatch(file)]:
+        raise DamagedError(f"{MANIFEST} names files outside its folder: {strange}")
+    return found
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("ddp-launcher")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "source"

@@ -1,0 +1,268 @@
+"""One optimizer step, exact for uneven batches, whose only collective is DDP's own all-reduce of the gradients.
+
+The loss of a task is a sum with a weight. The gradient of a step is that of
+
+    (sum of the losses over all ranks and micro-batches) / (sum of their weights)
+
+whatever each rank's part was. The global weight has to be known for that, so it travels with the gradients: DDP wraps
+the model together with a three-number parameter, the words, whose "gradient" on each rank is set to that rank's
+(weight, asked to stop, loss). DDP averages it like any other. Every rank thus reads the same words at the same step:
+the weight to divide by, whether any rank was asked to stop, and the loss of the whole batch.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .config import TrainConfig
+from .device import autocast
+from .errors import NotFinite, TrainingError
+from .loader import Step
+from .optim import set_lr
+from .ranks import Ranks
+from .task import Task
+
+_WEIGHT, _STOP, _LOSS = 0, 1, 2
+
+
+class Reading(NamedTuple):
+    """What all ranks know about a step once it is done: the same on each of them."""
+
+    step: int
+    """1-based number of the step."""
+    samples: int
+    """Samples consumed by all ranks after it."""
+    loss: float
+    """Mean loss of the global batch before the step: sum of losses / sum of weights."""
+    lr: float
+    stop: bool
+    """Some rank had been asked to stop when the step began."""
+
+
+class Whole(nn.Module):
+    """What DDP wraps: the model with its loss, and the words."""
+
+    def __init__(self, task: Task, model: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.model = model
+        double = any(p.dtype == torch.float64 for p in model.parameters())
+        # Sums above 2^24 samples lose their last bits in fp32, relatively no more than each gradient element does.
+        # A type of its own would cost a second bucket, which is a second all-reduce.
+        self.words = nn.Parameter(torch.zeros(3, dtype=torch.float64 if double else torch.float32, device=device))
+        self._loss = task.loss
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor | float, Tensor]:
+        """The task's (loss sum, weight), and the words: DDP looks for unused parameters from its outputs."""
+        loss, weight = self._loss(self.model, batch)
+        return loss, weight, self.words
+
+
+class Stepper:
+    """Takes optimizer steps of a task's model on this rank.
+
+    On the CPU a step's reading is there when it returns. On a CUDA device it is copied out without waiting, and comes
+    with the next step, on all ranks alike; `flush` waits for it.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
+        self._whole = Whole(task, model, device)
+        self._optimizer, self._ranks, self._device = optimizer, ranks, device
+        self._clip_norm = config.optim.clip_norm
+        self._autocast = autocast(config.precision, device)
+        self._expected = float(getattr(task, "weight_per_sample", 1.0))
+        self._unused_allowed = bool(getattr(task, "find_unused_parameters", False))
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._forward: nn.Module = self._whole
+        self._no_sync: Any = nullcontext
+        if ranks.world_size > 1:
+            ddp = DistributedDataParallel(
+                self._whole, gradient_as_bucket_view=True, find_unused_parameters=self._unused_allowed
+            )
+            self._forward, self._no_sync = ddp, ddp.no_sync
+        words = self._whole.words
+        self._values = [torch.zeros_like(words, requires_grad=False) for _ in range(2)]
+        self._slots = [tuple(values.unbind()) for values in self._values]
+        self._written = [[0.0, 0.0], [0.0, 0.0]]
+        self._root: tuple[float, Tensor] | None = None
+        self._late = _Late(words) if device.type == "cuda" else None
+        self._checked = False
+
+    def step(self, number: int, data: Step, lr: float, stop: bool, now: bool = False) -> list[Reading]:
+        """Forward, backward, optimizer. Returns the readings that became available; `now` waits for this step's.
+
+        Errors: NotFinite on every rank alike when the loss is not a number (on the CPU before the optimizer's step);
+        TrainingError for a loss that is no scalar, a weight of 0, or parameters that got no gradient.
+        """
+        self._backward(number, data, stop)
+        expected = data.global_size * self._expected
+        words = self._whole.words.grad
+        assert words is not None
+        readings: list[Reading] = []
+        if self._late is None:
+            weight, asked, loss = words.tolist()
+            weight = self._total(weight)
+            readings.append(self._reading(number, data.samples, lr, weight, asked, loss))
+            self._scale_on_cpu(expected / weight)
+        else:
+            readings += [self._reading(*late) for late in self._late.swap(number, data.samples, lr, words)]
+            self._scale_on_device(expected / (words[_WEIGHT] * self._ranks.world_size))
+        set_lr(self._optimizer, lr)
+        self._optimizer.step()
+        self._whole.words.grad = None
+        for parameter in self._trained:
+            parameter.grad = None
+        return readings + self.flush() if now else readings
+
+    def flush(self) -> list[Reading]:
+        """Wait for the reading that is still under way, if there is one."""
+        if self._late is None:
+            return []
+        return [self._reading(*late) for late in self._late.drain()]
+
+    def _backward(self, number: int, data: Step, stop: bool) -> None:
+        """Gradients of this rank's share into the parameters, averaged over the ranks; the words with them."""
+        root = self._root_gradient(self._ranks.world_size / (data.global_size * self._expected))
+        slot = number % 2
+        loss_total: Tensor | None = None
+        weight_total: Tensor | float = 0.0
+        last = len(data.batches) - 1
+        for position, batch in enumerate(data.batches):
+            context: AbstractContextManager[object] = nullcontext() if position == last else self._no_sync()
+            with context:
+                with self._autocast:
+                    loss, weight, words = self._forward(batch)
+                if loss.dim():
+                    raise TrainingError(f"the task's loss has shape {tuple(loss.shape)}; return the sum, a scalar")
+                if data.idle:
+                    loss, weight = loss * 0.0, 0.0
+                detached = loss.detach()
+                loss_total = detached if loss_total is None else loss_total + detached
+                weight_total = weight if position == 0 else weight_total + weight
+                if position < last:
+                    loss.backward(root)
+                    continue
+                self._write(slot, weight_total, float(stop), loss_total)
+                # The words are a leaf: as a root of their own, their gradient is set without a node in the graph.
+                torch.autograd.backward((loss, words), (root, self._values[slot]))
+        if not self._checked:
+            self._check_gradients()
+
+    def _write(self, slot: int, weight: Tensor | float, stop: float, loss: Tensor) -> None:
+        weight_slot, stop_slot, loss_slot = self._slots[slot]
+        written = self._written[slot]
+        if isinstance(weight, Tensor):
+            weight_slot.copy_(weight.detach())
+            written[_WEIGHT] = math.nan
+        elif written[_WEIGHT] != weight:
+            weight_slot.fill_(weight)
+            written[_WEIGHT] = weight
+        if written[_STOP] != stop:
+            stop_slot.fill_(stop)
+            written[_STOP] = stop
+        loss_slot.copy_(loss)
+
+    def _root_gradient(self, scale: float) -> Tensor:
+        """The gradient that backward starts from. With the expected weight in it, no later pass over gradients is due.
+
+        DDP averages sums over the ranks: (1/R) sum(g_r) x R/weight = sum(g_r)/weight.
+        """
+        if self._root is None or self._root[0] != scale:
+            dtype = self._whole.words.dtype
+            self._root = scale, torch.tensor(scale, dtype=dtype, device=self._device)
+        return self._root[1]
+
+    def _total(self, mean: float) -> float:
+        """The sum over the ranks, from DDP's mean, without the rounding of its division when the sum is whole."""
+        total = mean * self._ranks.world_size
+        nearest = round(total) if math.isfinite(total) else 0
+        epsilon = torch.finfo(self._whole.words.dtype).eps
+        return float(nearest) if abs(total - nearest) <= self._ranks.world_size * epsilon * abs(total) else total
+
+    def _scale_on_cpu(self, factor: float) -> None:
+        if self._clip_norm is None and factor == 1.0:
+            return
+        gradients = [p.grad for p in self._trained if p.grad is not None]
+        if self._clip_norm is not None:
+            norm = float(nn.utils.get_total_norm(gradients)) * factor
+            factor *= min(1.0, self._clip_norm / (norm + 1e-6))
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+
+    def _scale_on_device(self, factor: Tensor) -> None:
+        gradients = [p.grad for p in self._trained if p.grad is not None]
+        if self._clip_norm is not None:
+            norm = nn.utils.get_total_norm(gradients) * factor
+            factor = factor * (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, factor)
+
+    def _reading(self, number: int, samples: int, lr: float, weight: float, asked: float, loss: float) -> Reading:
+        if not math.isfinite(loss):
+            raise self._not_finite(number)
+        if not weight > 0.0:
+            raise TrainingError(
+                f"step {number}: the loss's weight is {weight} over all ranks, so its mean is undefined; "
+                "the task's loss must return the number of samples or tokens that it counted"
+            )
+        return Reading(number, samples, loss * self._ranks.world_size / weight, lr, asked > 0.0)
+
+    def _not_finite(self, number: int) -> NotFinite:
+        """Find the first rank whose own loss was not finite. A collective: every rank read the same words."""
+        own = self._values[number % 2][_LOSS].double().reshape(1)
+        losses = [own]
+        if self._ranks.world_size > 1:
+            losses = [torch.empty_like(own) for _ in range(self._ranks.world_size)]
+            dist.all_gather(losses, own)
+        values = [value.item() for value in losses]
+        bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
+        rank = bad[0] if bad else self._ranks.rank  # each was finite, their sum was not
+        return NotFinite(number, rank, values[rank])
+
+    def _check_gradients(self) -> None:
+        """Once, in the first step: with a parameter left out, DDP would leave gradients of others unreduced."""
+        self._checked = True
+        named = self._whole.model.named_parameters()
+        missing = [name for name, p in named if p.requires_grad and p.grad is None]
+        if missing and not self._unused_allowed:
+            raise TrainingError(
+                f"the first step gave no gradient to {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}; "
+                "freeze them with requires_grad_(False), or set find_unused_parameters = True on the task's class"
+            )
+
+
+class _Late:
+    """Words on their way from a CUDA device: copied to pinned memory without waiting, read one step later."""
+
+    def __init__(self, words: Tensor) -> None:
+        self._host = [torch.empty(3, dtype=words.dtype, pin_memory=True) for _ in range(2)]
+        self._copied = [torch.Event(words.device) for _ in range(2)]
+        self._waiting: tuple[int, int, float] | None = None
+
+    def swap(self, number: int, samples: int, lr: float, words: Tensor) -> list[tuple[Any, ...]]:
+        """Start this step's copy; return (number, samples, lr, weight, stop, loss) of the step before."""
+        self._host[number % 2].copy_(words, non_blocking=True)
+        self._copied[number % 2].record()
+        earlier = self.drain()
+        self._waiting = number, samples, lr
+        return earlier
+
+    def drain(self) -> list[tuple[Any, ...]]:
+        if self._waiting is None:
+            return []
+        waiting, self._waiting = self._waiting, None
+        self._copied[waiting[0] % 2].synchronize()
+        return [(*waiting, *self._host[waiting[0] % 2].tolist())]
