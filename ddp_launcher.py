@@ -14,7 +14,7 @@ import importlib.util
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 _HOME = Path(__file__).resolve().parent
 _OURS = ("training", "launcher")
@@ -65,6 +65,10 @@ def _found_elsewhere(name: str, path: list[str]) -> bool:
 
 
 def _rename(module: ModuleType, name: str) -> None:
+    """Rename a module and what it defines: type hints and pickles look a class's module up by its name."""
+    for value in vars(module).values():
+        if getattr(value, "__module__", None) == module.__name__ and isinstance(value, (type, FunctionType)):
+            value.__module__ = name
     module.__name__ = name
     is_package = hasattr(module, "__path__")
     module.__package__ = name if is_package else name.rpartition(".")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -12,7 +13,14 @@ from typing import Any, Literal
 
 from training.runfolder import AttemptFolder, RunFolder, append_json, read_json, write_json
 
-from .errors import BAD_SPEC, DONE, INTERRUPTED, JOB_FAILED, TERMINATED
+from .errors import BAD_SPEC, DONE, JOB_FAILED, TERMINATED
+
+_ECHO = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|timed out|remote process exited|nccl communicator was aborted"
+    r"|unhandled system error|socketstatus|store->get",
+    re.IGNORECASE,
+)
+"""How torch words the loss of a peer in a collective."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +83,10 @@ def judge(folder: RunFolder, attempt: AttemptFolder, code: int) -> Verdict:
     failures = attempt.failures()
     if code == DONE and not failures:
         return Verdict(attempt.number, "done", DONE)
-    if code in (TERMINATED, INTERRUPTED, -15, -2) and not failures:
+    if attempt.stopped.exists() and not failures:
         return Verdict(attempt.number, "stopped", TERMINATED)
     if not failures:
-        logs = sorted(folder.attempts.glob("slurm-*.log"), key=lambda p: p.stat().st_mtime)
-        log = logs[-1] if logs else attempt.rank_log(0)
-        return Verdict(attempt.number, "failed", JOB_FAILED, log=str(log))
+        return Verdict(attempt.number, "failed", JOB_FAILED, log=str(_telling_log(folder, attempt)))
     first = _root_cause(failures)
     exit_code = BAD_SPEC if first["exit_code"] == BAD_SPEC and first["exception"] == "ConfigError" else JOB_FAILED
     log = attempt.rank_log(int(first["rank"]))
@@ -105,12 +111,15 @@ def main(arguments: list[str], env: Mapping[str, str]) -> int:
 
 
 def _root_cause(failures: list[dict[str, Any]]) -> dict[str, Any]:
-    """The earliest failure, but an exception of a rank's own code goes before the loss that it caused elsewhere."""
-    own = [failure for failure in failures if failure["exception"] != "RankLost"]
-    lost = {failure["rank"] for failure in failures if failure["exception"] == "RankLost"}
-    if own and own[0]["rank"] not in lost and lost and failures[0]["exception"] == "RankLost":
-        return failures[0]
-    return (own or failures)[0]
+    """The earliest failure that is not the mere echo of another rank's: a collective that lost its peer fails too."""
+    return min(failures, key=lambda failure: (bool(_ECHO.search(failure["text"])), failure["time"]))
+
+
+def _telling_log(folder: RunFolder, attempt: AttemptFolder) -> Path:
+    """The log to look at when no rank wrote a record: the first rank's that is not empty, else the batch script's."""
+    logs = [log for log in sorted(attempt.path.glob("rank-*.log")) if log.stat().st_size]
+    batch = sorted(folder.attempts.glob("slurm-*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return next(iter([*logs, *batch]), attempt.path)
 
 
 def _steps(folder: RunFolder, attempt: int) -> tuple[int | None, int | None]:

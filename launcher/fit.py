@@ -105,7 +105,8 @@ class _Fitter:
                 continue
         for key, known in fields.items():
             if key not in tree.items and known.item.default == MISSING:
-                self._fault((*path, key), "missing", f"give {words(known.kind)}")
+                right = f"give it here, or as {dotted((*path, key))}=VALUE on the command line"
+                self._fault((*path, key), "missing", right)
             if known.is_section and not known.optional and not isinstance(tree.items.get(key), Section):
                 self._section(Section(tree.origin, {}, {}), known.kind, (*path, key))
 

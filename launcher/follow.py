@@ -24,6 +24,8 @@ POLL_S = 0.05
 QUERY_S = 2.0
 VERDICT_WAIT_S = 10.0
 """How long after the scheduler says that a job ended its verdict may take to show on a shared file system."""
+FORGOTTEN_S = 20.0
+"""How long neither squeue nor sacct may know a job before it counts as over: accounting lags behind."""
 UNREACHABLE_LIMIT_S = 600.0
 
 
@@ -153,6 +155,8 @@ class _SlurmWatch:
         except SchedulerUnreachable:
             if time.monotonic() - self._answered > UNREACHABLE_LIMIT_S:
                 raise
+            return False
+        if job.state == "UNKNOWN" and time.monotonic() - self._answered < FORGOTTEN_S:
             return False
         self._answered = time.monotonic()
         if job.state != self.state:

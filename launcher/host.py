@@ -53,6 +53,7 @@ class HostJob:
 class _Ranks:
     """The forked ranks that still run, and what was asked of them."""
 
+    places: list[rendezvous.Placement]
     running: dict[int, int] = field(default_factory=dict)
     """pid -> rank."""
     codes: dict[int, int] = field(default_factory=dict)
@@ -79,19 +80,19 @@ def run_attempt(folder: RunFolder, attempt: AttemptFolder) -> int:
     spec = worker.load_spec(folder)
     started = time.time()
     write_json(attempt.path / "host.json", {"pid": os.getpid(), "started": started})
-    ranks = _Ranks()
+    ranks = _Ranks(rendezvous.emulated(spec.resources.nodes, spec.resources.tasks_per_node))
     for number in _STOP_SIGNALS:
         signal.signal(number, ranks.on_signal)
     if spec.command is None:
         _preload()
-    for place in rendezvous.emulated(spec.resources.nodes, spec.resources.tasks_per_node):
+    for place in ranks.places:
         pid = os.fork()
         if pid == 0:
             _rank(folder, attempt, place, spec)
         ranks.running[pid] = place.rank
     if ranks.stop_signals:
         ranks.send(signal.SIGTERM)
-    _wait(ranks)
+    _wait(ranks, attempt)
     worst = next((code for code in ranks.codes.values() if code != DONE), DONE)
     return finish.finish(folder, attempt, worst, started=started, job="local")
 
@@ -139,13 +140,17 @@ def _gpu_environment(place: rendezvous.Placement, spec: JobSpec, env: Mapping[st
     return {"CUDA_VISIBLE_DEVICES": assign(spec.resources, place, env.get(OUTER_GPUS_VARIABLE))}
 
 
-def _wait(ranks: _Ranks) -> None:
+def _wait(ranks: _Ranks, attempt: AttemptFolder) -> None:
     """Reap ranks until none is left; after the first failure the others get a short time, then SIGKILL."""
     while ranks.running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in ranks.running:
             rank = ranks.running.pop(pid)
             ranks.codes[rank] = os.waitstatus_to_exitcode(status)
+            if ranks.codes[rank] < 0 and ranks.deadline is None:
+                name = signal.Signals(-ranks.codes[rank]).name
+                why = " (out of memory?)" if name == "SIGKILL" else ""
+                worker.record_failure(attempt, ranks.places[rank], "Killed", f"ended by {name}{why}", None)
             _signal_group(pid, signal.SIGKILL)  # what a dead rank left behind: loaders, a command's children
             if ranks.codes[rank] != DONE and ranks.deadline is None:
                 ranks.deadline = time.monotonic() + FAIL_GRACE_S

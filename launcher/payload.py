@@ -10,7 +10,7 @@ from types import FrameType
 
 from ddp_launcher import step_aside
 from training.ranks import Ranks
-from training.runfolder import AttemptFolder, RunFolder
+from training.runfolder import AttemptFolder, RunFolder, write_json
 
 from .errors import BAD_SPEC, JOB_FAILED, TERMINATED
 from .processes import die_with_parent
@@ -33,7 +33,7 @@ def run(folder: RunFolder, attempt: AttemptFolder, spec: JobSpec) -> int:
     Errors: PayloadError for what its user can act on; anything else as it was raised.
     """
     if spec.command is not None:
-        return run_command(spec.command)
+        return run_command(attempt, spec.command)
     return run_training(folder, attempt)
 
 
@@ -51,10 +51,17 @@ def run_training(folder: RunFolder, attempt: AttemptFolder) -> int:
     except TrainingError as error:
         code = BAD_SPEC if isinstance(error, ConfigError) else JOB_FAILED
         raise PayloadError(type(error).__name__, str(error), code) from error
-    return 0 if outcome.kind == "done" else TERMINATED
+    return 0 if outcome.kind == "done" else _stopped(attempt, outcome.step)
 
 
-def run_command(command: list[str]) -> int:
+def _stopped(attempt: AttemptFolder, step: int | None) -> int:
+    """Leave word that this end was asked for: an exit code alone can't tell it from being killed."""
+    if os.environ["RANK"] == "0":
+        write_json(attempt.stopped, {"step": step})
+    return TERMINATED
+
+
+def run_command(attempt: AttemptFolder, command: list[str]) -> int:
     """Run any program with this process's environment and pass the stop signals on; returns its exit code.
 
     No shell is involved: arguments arrive byte for byte. Errors: PayloadError when it cannot start or fails.
@@ -64,13 +71,18 @@ def run_command(command: list[str]) -> int:
     except OSError as error:
         raise PayloadError(type(error).__name__, f"{command[0]}: {error.strerror}: the command cannot start") from None
 
+    asked: list[int] = []
+
     def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
         if child.poll() is None:
             child.send_signal(number)
 
     for number in _PASSED_ON:
         signal.signal(number, pass_on)
     code = child.wait()
+    if code != 0 and asked:
+        return _stopped(attempt, None)
     if code < 0:
         name = signal.Signals(-code).name
         raise PayloadError("Killed", f"{command[0]} was ended by {name}", 128 - code)

@@ -25,7 +25,3 @@ class Report:
     def usable(self, *paths: str) -> bool:
         """Whether these values were free of faults before the rules ran."""
         return not any(touches(path, bad) for path in paths for bad in self._before)
-
-    def given(self, path: str) -> bool:
-        """Whether a value was written, by anyone but the defaults."""
-        return path in self.fitted.places

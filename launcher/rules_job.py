@@ -37,13 +37,17 @@ def check_job(spec: JobSpec, report: Report) -> None:
 
 def _check_name(name: str, report: Report) -> None:
     """The name becomes a folder and the job's name. Slurm reads % and backslash in the log's path as a pattern."""
+    if report.fitted.is_bad("name"):
+        return
     wrong = None
     if not name or name.strip() != name:
         wrong = "is empty" if not name else "starts or ends with a space"
     elif name[0] in "-.":
         wrong = f"starts with {name[0]!r}"
-    elif found := next((character for character in "/\\%" if character in name), None):
+    elif found := next((character for character in name if character in "/\\%"), None):
         wrong = f"holds {found!r}"
+    elif found := next((character for character in name if not character.isprintable()), None):
+        wrong = f"holds an invisible character U+{ord(found):04X}"
     elif len(name.encode("utf-8", "replace")) > LONGEST_NAME_BYTES:
         wrong = f"is longer than {LONGEST_NAME_BYTES} bytes"
     if wrong:

@@ -147,5 +147,5 @@ def _refuse(error: ConfigError, report: Report, *involved: str) -> None:
     path, _, text = str(error).partition(": ")
     wrong, separator, right = text.rpartition("; ")
     if not separator:
-        wrong, right = "not given", text
+        wrong, right = ("not given", text) if text.startswith("give") else (text, "change one of these numbers")
     report.add(path, wrong, right, *involved)

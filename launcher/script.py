@@ -59,6 +59,7 @@ def render(spec: JobSpec, submission: Submission, rank_command: list[str]) -> st
         '    [ "$number" -le 9999 ] || { echo "no attempt folder can be made in $attempts" >&2; exit 5; }',
         "done",
         f"export {ATTEMPT_VARIABLE}=$number",
+        "export SUBMITIT_EXECUTOR=slurm",
         "started=$(date +%s)",
         "",
         _srun(spec, attempts, rank_command),

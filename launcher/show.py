@@ -30,9 +30,17 @@ def _section(values: dict[str, Any], path: tuple[str, ...], resolved: Resolved, 
             lines.append(f"{indent}{name}:")
             _section(value, here, resolved, lines)
             continue
-        shown = secret.MASK if value and isinstance(value, str) and secret.name_is_secret(key) else value
-        line = f"{indent}{name}: {_flow(shown)}"
+        line = f"{indent}{name}: {_flow(_masked(key, value))}"
         lines.append(f"{line:<{_COMMENT_COLUMN}}  # {resolved.origin('.'.join(here))}")
+
+
+def _masked(key: str, value: Any) -> Any:
+    """The value, or a copy in which each text under the name of a secret is masked."""
+    if isinstance(value, list):
+        return [_masked(key, item) for item in value]
+    if isinstance(value, dict):
+        return {name: _masked(name, item) for name, item in value.items()}
+    return secret.MASK if value and isinstance(value, str) and secret.name_is_secret(key) else value
 
 
 def _flow(value: Any) -> str:

@@ -32,6 +32,7 @@ LEAVE_WITHIN_S = 15.0
 PEER_GRACE_S = 10.0
 """After another rank was lost, how long this one may take to fail by itself before it is made to leave."""
 MAX_TEXT = 8000
+LOST = "RankLost"
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ def enter(
     """Working folder, import path and environment of the payload; the rendezvous variables go to env-<rank>.json."""
     variables[RUN_FOLDER_VARIABLE] = str(folder.path)
     variables[ATTEMPT_VARIABLE] = str(attempt.number)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its C++ side warns of every address without a name
     os.environ.update(variables)
     os.environ.update(spec.env)
     write_json(attempt.environment(place.rank), {"host": socket.gethostname(), "pid": os.getpid(), **variables})
@@ -139,15 +141,20 @@ def record_failure(
     message: str,
     details: str | None,
     exit_code: int = JOB_FAILED,
+    host: str | None = None,
 ) -> None:
-    """Write why this rank failed, unless it was written already: the first reason is the right one."""
-    if attempt.failure(place.rank).exists():
+    """Write why a rank failed, unless that was written already: the first reason is the right one.
+
+    Only what another rank saw from afar (RankLost) gives way to what is known better.
+    """
+    path = attempt.failure(place.rank)
+    if path.exists() and (kind == LOST or read_json(path)["exception"] != LOST):
         return
     text = f"{kind}: {message}" if message else kind
     record = {
         "time": time.time(),
         "rank": place.rank,
-        "host": socket.gethostname(),
+        "host": host or socket.gethostname(),
         "exception": kind,
         "message": message[:MAX_TEXT],
         "text": text[:MAX_TEXT],
@@ -155,7 +162,7 @@ def record_failure(
         "exit_code": exit_code,
     }
     try:
-        write_json(attempt.failure(place.rank), record)
+        write_json(path, record)
     except OSError as error:
         say(f"the failure could not be recorded in {attempt.path}: {error}")
 
@@ -176,8 +183,7 @@ def _peer_lost(attempt: AttemptFolder, place: rendezvous.Placement, rank: int, h
     """Another rank is gone: this one would wait for it in its next collective, so it has to leave as well."""
     say(f"rank {rank} on {host}: {reason}")
     lost = dataclasses.replace(place, rank=rank)
-    if not attempt.failure(rank).exists():
-        record_failure(attempt, lost, "RankLost", f"{reason} (seen by rank {place.rank})", None)
+    record_failure(attempt, lost, LOST, f"{reason} (seen by rank {place.rank})", None, host=host)
     leave_later(JOB_FAILED, PEER_GRACE_S)
 
 

@@ -24,7 +24,7 @@ from launcher.specfile import Resolved, resolve
 from .errors import ConfigError, TrainingError
 from .ranks import Ranks
 from .run import run
-from .runfolder import RunFolder
+from .runfolder import RunFolder, write_json
 from .stop import StopFlag, handlers
 
 _WAIT = timedelta(minutes=2)
@@ -109,21 +109,22 @@ def _prepare(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
 
 def _open_folder(options: argparse.Namespace, resolved: Resolved) -> RunFolder:
     """A new run folder (0700) with the resolved spec in it, or the existing one that was named."""
-    plain = resolved.plain()
     path = options.run_folder
     if path is None:
         path = Path(resolved.spec.runs) / f"{resolved.spec.name}-{secrets.token_hex(3)}"
     folder = RunFolder(path.resolve())
     if folder.spec.exists():
-        if yaml.safe_load(folder.spec.read_text(encoding="utf-8")) != plain:
+        if yaml.safe_load(folder.spec.read_text(encoding="utf-8")) != resolved.plain():
             raise ConfigError(
                 f"--run-folder: {folder.spec} differs from this spec; edit it there, or take a new folder"
             )
         return folder
     folder.path.mkdir(mode=0o700, parents=True, exist_ok=options.run_folder is not None)
+    folder.source.write_text(resolved.source_text, encoding="utf-8")
+    write_json(folder.overrides, resolved.overrides)
     staged = folder.path / ".spec.yaml"
-    staged.write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
-    staged.rename(folder.spec)
+    staged.write_text(resolved.dump(), encoding="utf-8")
+    staged.rename(folder.spec)  # last: a folder with a spec is a whole one
     return folder
 
 

@@ -204,7 +204,7 @@ def load(path: Path) -> RunConfig:
     Errors: OSError when it cannot be read, ValueError when it has no `train` section.
     """
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    values = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - a safe loader
+    values = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     if not isinstance(values, dict) or not isinstance(values.get("train"), dict):
         raise ValueError(f"{path}: no `train` section")
     config: RunConfig = from_plain(RunConfig, values)

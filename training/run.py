@@ -39,6 +39,12 @@ from .wandb_sink import open_sink
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Longest wait in a collective: longer than any save or evaluation batch, shorter than torch's half hour."""
+_kept: list[Any] = []
+"""Process groups that were left. Their C++ destructor joins gloo's threads while it holds the GIL, which such a thread
+may be waiting for to drop a tensor: a deadlock, seen in one run of about twenty. So it never runs."""
+
+FAILED, TERMINATED = 5, 143
+"""Exit codes that metrics sinks are told of; a rank ends in the same ones."""
 
 
 def run(folder: RunFolder, ranks: Ranks, attempt: int, stop: StopFlag | None = None) -> Outcome:
@@ -57,13 +63,17 @@ def run(folder: RunFolder, ranks: Ranks, attempt: int, stop: StopFlag | None = N
     plan = batch_plan(config.train.batch, ranks.world_size)
     with process_group(ranks, device):
         job, found = _build(config, folder, ranks, attempt, stop, device, plan)
-        _announce(job, folder, found, device)
-        outcome = _finish(job, folder, found)
+        try:
+            _announce(job, folder, found, device)
+            outcome = _finish(job, folder, found)
+        except Exception:
+            job.metrics.close(FAILED)
+            raise
         if job.progress is not None:
             if outcome.kind == "stopped":
                 job.progress.note(f"stopped at step {outcome.step}/{job.total_steps} ({outcome.reason or 'asked'})")
             job.progress.close()
-        job.metrics.close(0)
+        job.metrics.close(0 if outcome.kind == "done" else TERMINATED)
     return outcome
 
 
@@ -115,6 +125,7 @@ def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
         device_id=device if device.type == "cuda" else None,
     )
     yield
+    _kept.append(dist.group.WORLD)
     dist.destroy_process_group()
 
 

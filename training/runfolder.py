@@ -13,7 +13,9 @@ runs/<run-id>/
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import time
@@ -45,6 +47,11 @@ class AttemptFolder:
     def environment(self, rank: int) -> Path:
         """The rendezvous variables that a rank saw; no other variable is written."""
         return self.path / f"env-{rank:04d}.json"
+
+    @property
+    def stopped(self) -> Path:
+        """Written by rank 0 when the ranks stopped cleanly because they were asked to."""
+        return self.path / "stopped.json"
 
     @property
     def result(self) -> Path:
@@ -160,6 +167,8 @@ def append_json(path: Path, value: Any) -> None:
     line = json.dumps(value).encode() + b"\n"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
+        with contextlib.suppress(OSError):  # file systems without locks: two writers may then leave an empty line
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         end = os.lseek(descriptor, 0, os.SEEK_END)
         if end > 0 and os.pread(descriptor, 1, end - 1) != b"\n":
             line = b"\n" + line

@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 class Whole(nn.Module):
     """What DDP wraps: the model with its loss, and the words."""
 
-    def __init__(self, task: Task, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, task: Task, model: nn.Module, device: torch.device, traced: bool) -> None:
         super().__init__()
         self.model = model
         double = any(p.dtype == torch.float64 for p in model.parameters())
@@ -57,11 +57,12 @@ class Whole(nn.Module):
         # A type of its own would cost a second bucket, which is a second all-reduce.
         self.words = nn.Parameter(torch.zeros(3, dtype=torch.float64 if double else torch.float32, device=device))
         self._loss = task.loss
+        self._traced = traced
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | float, Tensor]:
-        """The task's (loss sum, weight), and the words: DDP looks for unused parameters from its outputs."""
+        """The task's (loss sum, weight), and the words: a view of them where DDP traces its outputs for parameters."""
         loss, weight = self._loss(self.model, batch)
-        return loss, weight, self.words
+        return loss, weight, self.words.view(-1) if self._traced else self.words
 
 
 class Stepper:
@@ -80,12 +81,12 @@ class Stepper:
         ranks: Ranks,
         device: torch.device,
     ) -> None:
-        self._whole = Whole(task, model, device)
+        self._unused_allowed = bool(getattr(task, "find_unused_parameters", False))
+        self._whole = Whole(task, model, device, self._unused_allowed)
         self._optimizer, self._ranks, self._device = optimizer, ranks, device
         self._clip_norm = config.optim.clip_norm
         self._autocast = autocast(config.precision, device)
         self._expected = float(getattr(task, "weight_per_sample", 1.0))
-        self._unused_allowed = bool(getattr(task, "find_unused_parameters", False))
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._forward: nn.Module = self._whole
         self._no_sync: Any = nullcontext

@@ -43,6 +43,11 @@ def parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="bring the cluster up; installs Debian's packages when they are missing")
     _add_settings(up)
     up.add_argument("--replace", action="store_true", help="restart a cluster that runs with other settings")
+    up.add_argument("--lease", type=int, metavar="PID", help="keep it only until process PID ends or calls `release`")
+    release = commands.add_parser(
+        "release", help="give the lease of a process back; the last one takes the cluster down"
+    )
+    release.add_argument("pid", type=int)
     shown = commands.add_parser("status", help="daemons and nodes; exit code 1 unless all is well")
     shown.add_argument("--json", action="store_true")
     commands.add_parser("env", help="what the shell must export for sbatch and the like to use this cluster")
@@ -115,6 +120,8 @@ def _dispatch(arguments: argparse.Namespace, layout: Layout) -> int:
         print(f"export SLURM_CONF={shlex.quote(str(layout.slurm_conf))}")
     elif name == "preempt":
         print(faults.preempt(layout, arguments.job_id, arguments.hold))
+    elif name == "release":
+        lifecycle.release(layout, arguments.pid)
     elif name in NODE_COMMANDS:
         NODE_COMMANDS[name][0](layout, arguments.node)
     else:
@@ -124,7 +131,12 @@ def _dispatch(arguments: argparse.Namespace, layout: Layout) -> int:
 
 def _up(arguments: argparse.Namespace, layout: Layout) -> int:
     begin = time.monotonic()
-    state = lifecycle.up(layout, settings_from(arguments), arguments.replace, lambda line: print(line, file=sys.stderr))
+    wanted = settings_from(arguments)
+    state = lifecycle.up(layout, wanted, _say, replace=arguments.replace, lease_pid=arguments.lease)
     print(f"{len(state.nodes)} nodes are ready after {time.monotonic() - begin:.1f} s: {', '.join(state.nodes)}")
     print(f"export SLURM_CONF={shlex.quote(str(layout.slurm_conf))}")
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

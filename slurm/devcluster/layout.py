@@ -25,6 +25,7 @@ class Layout:
         self.slurmdbd_conf = self.etc / "slurmdbd.conf"
         self.state = home / "state.json"
         self.pids = home / "pids"
+        self.leases = home / "leases"
         self.logs = home / "log"
         self.devices = home / "dev"
         self.controller_state = home / "controller"

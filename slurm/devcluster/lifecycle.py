@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from devcluster import cgroups, daemons, hosts, network, nodes, packages, processes
+from devcluster import cgroups, daemons, hosts, leases, network, nodes, packages, processes
 from devcluster.layout import Layout
 from devcluster.settings import Settings
 from devcluster.shell import ClusterError
@@ -17,29 +17,36 @@ from devcluster.state import State, allocate, exclusive, load_state, save_state,
 Say = Callable[[str], None]
 
 
-def up(layout: Layout, settings: Settings, replace: bool, say: Say) -> State:
+def up(layout: Layout, settings: Settings, say: Say, replace: bool = False, lease_pid: int | None = None) -> State:
     """Returns a cluster with these settings whose nodes take jobs.
 
     A running one is kept (what a test has broken in it is mended); one with other settings is replaced only when asked,
-    since that ends its jobs; what a crash has left is cleared away.
+    since that ends its jobs; what a crash has left is cleared away. It stays until `down`, or with `lease_pid` until the
+    last process with a lease gives it back.
     """
     settings.check()
     layout.check_reachable()
     with exclusive(str(layout.home)):
         packages.install(settings.accounting, say)
-        running = load_state(layout)
-        if running and _core_runs(layout, running):
-            if running.settings == settings:
-                _mend(layout, running, say)
-                return running
-            _may_replace(layout, running.settings.differences(settings), replace)
-            say("replacing the cluster, because its settings differ")
-        elif leftovers(layout):
-            say(f"clearing what an earlier cluster left: {', '.join(leftovers(layout))}")
-        network.check_permitted()
-        hosts.refuse_taken(layout.home, settings.names)
-        _remove(layout)
-        return _start(layout, settings, say)
+        state = _keep_or_start(layout, settings, say, replace)
+        leases.take(layout, lease_pid)
+        return state
+
+
+def _keep_or_start(layout: Layout, settings: Settings, say: Say, replace: bool) -> State:
+    running = load_state(layout)
+    if running and _core_runs(layout, running):
+        if running.settings == settings:
+            _mend(layout, running, say)
+            return running
+        _may_replace(layout, running.settings.differences(settings), replace)
+        say("replacing the cluster, because its settings differ")
+    elif left := leftovers(layout):
+        say(f"clearing what an earlier cluster left: {', '.join(left)}")
+    network.check_permitted()
+    hosts.refuse_taken(layout.home, settings.names)
+    _remove(layout)
+    return _start(layout, settings, say)
 
 
 def _may_replace(layout: Layout, differences: list[str], replace: bool) -> None:
@@ -113,6 +120,13 @@ def down(layout: Layout) -> None:
     """Ends every process of the cluster and removes everything that it made. Does nothing when there is nothing."""
     with exclusive(str(layout.home)):
         _remove(layout)
+
+
+def release(layout: Layout, pid: int) -> None:
+    """Gives a process's lease back, and takes the cluster down when nobody else has one."""
+    with exclusive(str(layout.home)):
+        if leases.give_back(layout, pid):
+            _remove(layout)
 
 
 def _remove(layout: Layout) -> None:

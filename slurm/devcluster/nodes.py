@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from devcluster.daemons import node_process
 from devcluster.layout import Layout
-from devcluster.shell import wait_until
+from devcluster.processes import recorded
+from devcluster.shell import ClusterError, tail, wait_until
 from devcluster.state import slurm
 
 WORKING = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
-READY_SECONDS = 10
+READY_SECONDS = 60
 
 
 def states(layout: Layout) -> dict[str, str]:
@@ -31,5 +33,12 @@ def wait_working(layout: Layout, nodes: Sequence[str], timeout_seconds: float = 
             slurm(layout, "scontrol", "update", f"nodename={','.join(given_up)}", "state=resume")
         return not lost
 
-    log = layout.log(f"slurmd-{nodes[0]}" if len(nodes) == 1 else "slurmctld")
-    wait_until(f"nodes {','.join(nodes)} did not become ready", all_work, timeout_seconds, log)
+    def all_live() -> bool:
+        if dead := [node for node in nodes if recorded(layout, node_process(node)) is None]:
+            raise ClusterError(
+                f"slurmd of {dead[0]} died; the end of its log:\n{tail(layout.log(node_process(dead[0])))}"
+            )
+        return True
+
+    log = layout.log("slurmctld")
+    wait_until(f"nodes {','.join(nodes)} did not become ready", all_work, timeout_seconds, log, all_live)

@@ -1,8 +1,8 @@
-"""Starting daemons and ending exactly those: a process is known by number, start time and a mark that we gave it.
+"""Starting daemons and ending exactly those.
 
-A number alone may belong to somebody else by the time it is used. So each daemon is started with DDP_CLUSTER_DAEMON in
-its environment, its start time is recorded, and signals go through a pidfd, which the kernel never hands to another
-process.
+A process number alone may belong to somebody else by the time it is used. So a daemon is recorded with its start time
+and the machine's boot, which together never come twice, and signals go through a pidfd, which the kernel never hands to
+another process. For the case that the record is lost, each daemon carries DDP_CLUSTER_DAEMON in its environment.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 def _is_marked(pid: int, home: Path) -> bool:
-    """Whether a process was started as a daemon of this cluster; an ordinary user who may not look gets the benefit."""
+    """Whether a process carries this cluster's mark; for a moment during exec no process shows any environment."""
     try:
         return f"{MARK}={home}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except PermissionError:
-        return os.geteuid() != 0
     except OSError:
         return False
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def spawn(layout: Layout, name: str, command: list[str], user: str | None = None, **environment: str) -> Process:
@@ -66,22 +68,31 @@ def spawn(layout: Layout, name: str, command: list[str], user: str | None = None
             start_new_session=True,
         )
     popen.returncode = 0  # it outlives us on purpose; without this Python warns about it
-    found = _stat(popen.pid)
+    return record(layout.pids / name, popen.pid)
+
+
+def record(file: Path, pid: int) -> Process:
+    """Writes down which process this is, so that `read_record` knows it again."""
+    found = _stat(pid)
     if found is None:
-        raise ClusterError(f"{name} ended at once")
-    process = Process(popen.pid, found[1])
-    (layout.pids / name).write_text(f"{process.pid} {process.start_ticks}\n")
-    return process
+        raise ClusterError(f"there is no process {pid} (any more) to record in {file}")
+    file.write_text(f"{pid} {found[1]} {_boot_id()}\n")
+    return Process(pid, found[1])
 
 
 def recorded(layout: Layout, name: str) -> Process | None:
     """The daemon of this name if it still runs."""
+    return read_record(layout.pids / name)
+
+
+def read_record(file: Path) -> Process | None:
+    """The recorded process if it still runs."""
     try:
-        pid, start_ticks = (int(word) for word in (layout.pids / name).read_text().split())
+        pid, start_ticks, boot_id = file.read_text().split()
     except (OSError, ValueError):
         return None
-    process = Process(pid, start_ticks)
-    return process if _runs(process) and _is_marked(pid, layout.home) else None
+    process = Process(int(pid), int(start_ticks))
+    return process if boot_id == _boot_id() and _runs(process) else None
 
 
 def _runs(process: Process) -> bool:
@@ -128,9 +139,11 @@ def _all_running() -> Iterable[Process]:
             yield Process(int(entry), found[1])
 
 
-def daemons_of(layout: Layout) -> list[Process]:
-    """Every process that carries this cluster's mark, recorded or not."""
-    return [process for process in _all_running() if _is_marked(process.pid, layout.home)]
+def daemons_of(layout: Layout) -> set[Process]:
+    """Every daemon of this cluster: those recorded, and any other process that carries its mark."""
+    names = [file.name for file in layout.pids.iterdir()] if layout.pids.exists() else []
+    known = {process for name in names if (process := recorded(layout, name))}
+    return known | {process for process in _all_running() if _is_marked(process.pid, layout.home)}
 
 
 def inside_namespace(namespace: str) -> list[Process]:

@@ -126,9 +126,14 @@ def gres_conf(layout: Layout, state: State) -> str:
 
 
 def cgroup_conf(state: State) -> str:
-    """cgroup.conf: only a cluster that tracks by cgroup limits memory, and without systemd, which may not be there."""
-    limits = "yes" if state.settings.proctrack == "cgroup" else "no"
-    return f"CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nIgnoreSystemd=yes\nConstrainRAMSpace={limits}\nConstrainSwapSpace=no\n"
+    """cgroup.conf.
+
+    Only a cluster that tracks by cgroup limits memory, and without systemd, which may not be there. Any other is told
+    that it has version 1, as slurmd otherwise looks for itself and ends where it finds none, as in many a container.
+    """
+    if state.settings.proctrack == "linuxproc":
+        return "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+    return "CgroupAutomount=no\nIgnoreSystemd=yes\nConstrainRAMSpace=yes\nConstrainSwapSpace=no\n"
 
 
 def slurmdbd_conf(layout: Layout, state: State) -> str:

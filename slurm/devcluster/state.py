@@ -17,7 +17,6 @@ from devcluster.shell import ClusterError, clean_environment, run
 
 FIRST_PORT = 16817  # below every usual ephemeral range, and not 6817.., where the machine's own Slurm would be
 PORT_STEP = 10
-LAST_PORT = 29999
 CONTROLLER_HOST_NUMBER = 254
 
 
@@ -88,26 +87,17 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def allocate(settings: Settings) -> State:
-    """Chooses a free subnet and free ports. Call it under the machine-wide lock."""
-    return State(settings, _free_subnet(), _free_ports())
+    """Chooses a free subnet and the ports that belong to it.
 
-
-def _free_subnet() -> str:
-    """The first of 10.77.0 ... 10.77.255 that no interface or route of this machine knows."""
-    known = run("ip", "-4", "route", "show", "table", "all")
+    Call it under the machine-wide lock and make the bridge before letting go: the subnet then shows as taken, and with
+    it the ports, although nobody listens there yet.
+    """
+    routes = run("ip", "-4", "route", "show", "table", "all")
     for third in range(256):
-        subnet = f"10.77.{third}"
-        if f"{subnet}." not in known:
-            return subnet
-    raise ClusterError("10.77.0.0/16 has no free /24 left: take an old cluster down")
-
-
-def _free_ports() -> int:
-    """The first of three ports in a row on which nobody listens."""
-    for first in range(FIRST_PORT, LAST_PORT, PORT_STEP):
-        if all(_is_free(first + step) for step in range(3)):
-            return first
-    raise ClusterError(f"no three free TCP ports between {FIRST_PORT} and {LAST_PORT}")
+        subnet, first_port = f"10.77.{third}", FIRST_PORT + third * PORT_STEP
+        if f"{subnet}." not in routes and all(_is_free(first_port + step) for step in range(3)):
+            return State(settings, subnet, first_port)
+    raise ClusterError("10.77.0.0/16 has no free /24 left whose ports are free too: take an old cluster down")
 
 
 def _is_free(port: int) -> bool:

@@ -70,7 +70,8 @@ command: python train.py
         "s.yaml:2:26: resources.tasks_per_nod: unknown key; did you mean resources.tasks_per_node?",
         "s.yaml:3:8: slurm: a list is not a mapping; write a mapping: keys below it, indented",
         "s.yaml:4:10: env.A: a list is not text; write text",
-        "s.yaml:4:25: env.C: missing: it is ??? here; give it as env.C=VALUE on the command line, or in a spec that builds on this one",
+        "s.yaml:4:25: env.C: missing: it is ??? here; "
+        "give it as env.C=VALUE on the command line, or in a spec that builds on this one",
         "s.yaml:6:17: train.optim.name: 'adamv' is not one of adamw, adam, sgd; did you mean adam?",
         "s.yaml:7:19: train.data.shuffle: 'yes' is not true or false; write true or false",
         "s.yaml:8:10: train.batch: '32' is not a mapping; write a mapping: keys below it, indented",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from itertools import groupby
 from typing import Any
 
@@ -44,10 +43,7 @@ def test_a_suffix_after_the_bracket_is_kept() -> None:
 @pytest.mark.cluster
 def test_scontrol_agrees(cluster: Any) -> None:
     for text, names in FORMS.items():
-        shown = subprocess.run(
-            ["scontrol", "show", "hostnames", text or ","], capture_output=True, text=True, check=True
-        )
-        assert shown.stdout.split() == names.split(), text
+        assert cluster.run("scontrol", "show", "hostnames", text or ",").split() == names.split(), text
 
 
 @pytest.mark.parametrize(

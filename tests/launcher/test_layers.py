@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from launcher import layers
 from launcher.errors import Fault
-from launcher.tree import Items, Scalar, Section, Tree, core_value
+from launcher.tree import Items, Section, Tree, core_value
 
 
 def plain(tree: Tree) -> object:
@@ -53,7 +53,8 @@ def test_places_name_the_file_that_has_the_value(tmp_path: Path) -> None:
 
 BASES = {
     "base: none.yaml": "spec.yaml:1:1: base: no such file: none.yaml; paths are relative to ",
-    "base: spec.yaml": "spec.yaml:1:1: base: builds on itself: spec.yaml -> spec.yaml; remove one of these `base` lines",
+    "base: spec.yaml": "spec.yaml:1:1: base: builds on itself: spec.yaml -> spec.yaml; "
+    "remove one of these `base` lines",
     "base: round.yaml": "round.yaml:1:1: base: builds on itself: spec.yaml -> round.yaml -> spec.yaml; "
     "remove one of these `base` lines",
     "base: {a: b}": "spec.yaml:1:7: base: not the path of a file; write a path, or a list of paths",

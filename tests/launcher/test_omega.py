@@ -90,7 +90,8 @@ def test_a_result_of_the_wrong_type_is_a_fault(faults: Faults) -> None:
 
 def test_a_reference_to_a_missing_value_is_told_once(faults: Faults) -> None:
     assert faults("name: ???\ncommand: ['${name}']\n") == [
-        "spec.yaml:1:7: name: missing: it is ??? here; give it as name=VALUE on the command line, or in a spec that builds on this one"
+        "spec.yaml:1:7: name: missing: it is ??? here; "
+        "give it as name=VALUE on the command line, or in a spec that builds on this one"
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,6 +150,34 @@ def test_any_layout_that_slurm_makes_is_accepted(counts: list[int], in_turn: boo
     assert place.local_world_size == counts[node]
     is_told = not in_turn or len(counts) == 1 or max(counts) == 1
     assert place.node_of(rank) == (node if is_told else None)
+
+
+SHOW = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from launcher.rendezvous import from_slurm
+p = from_slurm(os.environ)
+print(p.rank, p.node_rank, p.local_rank, p.world_size, *p.tasks_per_node, p.host == os.uname().nodename, p.block)
+"""
+
+
+@pytest.mark.cluster
+def test_real_steps_of_all_shapes_are_read(cluster: Any) -> None:
+    show = (sys.executable, "-c", SHOW)
+    quick = ("srun", "--quiet", "--ntasks-per-core=1")
+    uneven = cluster.run(*quick, "-N2", "-n3", *show)
+    assert sorted(uneven.splitlines()) == ["0 0 0 3 2 1 True True", "1 0 1 3 2 1 True True", "2 1 0 3 2 1 True True"]
+    in_turn = cluster.run(*quick, "-N2", "-n4", "--ntasks-per-node=2", "--distribution=cyclic", *show)
+    assert sorted(in_turn.splitlines()) == [f"{n} {n % 2} {n // 2} 4 2 2 True False" for n in range(4)]
+    of_two_kinds = cluster.run(*quick, "-N1", "-n1", *show, ":", "-N1", "-n2", *show)
+    # Which distribution such a step's tasks are told is that of either component, and changes from run to run.
+    assert sorted(line.rpartition(" ")[0] for line in of_two_kinds.splitlines()) == [
+        "0 0 0 3 1 2 True",
+        "1 1 0 3 1 2 True",
+        "2 1 1 3 1 2 True",
+    ]
+    smaller = cluster.run("salloc", "--quiet", "-N3", "-n3", *quick, "-N2", "-n2", "--relative=1", *show)
+    assert sorted(smaller.splitlines()) == ["0 0 0 2 1 1 True True", "1 1 0 2 1 1 True True"]
 
 
 def test_emulated_nodes_share_this_machine() -> None:

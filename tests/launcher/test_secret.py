@@ -9,8 +9,19 @@ from launcher import secret
 
 @pytest.mark.parametrize(
     "name",
-    ["WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "db_password", "MYSQL_PWD", "APIKEY"]
-    + ["GOOGLE_APPLICATION_CREDENTIALS", "github-token", "AUTHTOKEN", "client_secret"],
+    [
+        "WANDB_API_KEY",
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "db_password",
+        "MYSQL_PWD",
+        "APIKEY",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "github-token",
+        "AUTHTOKEN",
+        "client_secret",
+    ],
 )
 def test_names_of_secrets(name: str) -> None:
     assert secret.name_is_secret(name)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher import units
+from tests.clusterfix import Cluster
 
 SECONDS = {
     "0": 0,
@@ -115,3 +116,27 @@ def test_any_text_is_a_value_or_a_value_error(text: str) -> None:
             parse(text)  # type: ignore[operator]
         except ValueError as error:
             assert "; write " in str(error)
+
+
+@pytest.mark.cluster
+def test_a_real_slurm_reads_the_accepted_forms_alike(cluster: Cluster) -> None:
+    """Submits held jobs and asks the controller what it understood."""
+    asked = [("time", text, seconds) for text, seconds in SECONDS.items() if seconds != 0]
+    asked += [("mem", text, megabytes) for text, megabytes in MEGABYTES.items() if 0 < megabytes <= 4096]
+    for option, text, meant in asked:
+        job = cluster.submit("true", "--hold", f"--{option}={text}")
+        told = dict(word.partition("=")[::2] for word in cluster.run("scontrol", "show", "job", "-o", job).split())
+        cluster.run("scancel", job)
+        if option == "time":
+            assert units.time_minutes(told["TimeLimit"]) == units.time_minutes(text), text
+        else:
+            assert units.memory_mb(told["MinMemoryNode"]) == meant, text
+
+
+@pytest.mark.cluster
+def test_a_real_slurm_refuses_what_we_refuse(cluster: Cluster) -> None:
+    refused = [("time", text) for text in NO_TIMES if text not in ("", "-2")]  # Slurm takes -2 for minus two days
+    refused += [("mem", text) for text in ("G", "4 G", "4G ", "-1", "1.5G", "1e3", "4GiB", "4GG", "4B", "1P", "0x10")]
+    for option, text in refused:
+        with pytest.raises(AssertionError, match=rf"--{option}|[Ii]nvalid"):
+            cluster.run("sbatch", "--test-only", f"--{option}={text}", "--wrap=true")

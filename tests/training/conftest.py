@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing as mp
 import os
 import socket
@@ -19,7 +20,7 @@ import torch
 from training.ranks import Ranks
 
 Gang = Callable[..., list[Any]]
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 20.0
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -87,6 +88,7 @@ def _rank(
         MASTER_PORT=str(port),
         OMP_NUM_THREADS="1",
     )
+    faulthandler.dump_traceback_later(15)
     try:
         pipe.send((True, function(Ranks.from_environment(os.environ), *arguments)))
     except BaseException:

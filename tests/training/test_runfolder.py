@@ -121,7 +121,7 @@ def test_a_line_that_was_cut_is_an_error(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
     try:
-        with pytest.raises(OSError, match=r"only 10 of 22 bytes were written: .*a\.jsonl"):
+        with pytest.raises(OSError, match=r"only 10 of 23 bytes were written: .*a\.jsonl"):
             append_json(path, {"text": "0123456789"})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

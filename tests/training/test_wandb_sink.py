@@ -1,5 +1,5 @@
-"""One W&B run over all attempts, offline for real where no key is found; no secret reaches it, and a dead or slow server
-holds neither start nor end beyond the bound. Online logging to a working server is not tested here: it needs one."""
+"""One W&B run over all attempts, offline for real where no key is found; no secret reaches it, and a dead or slow
+server holds neither start nor end beyond the bound. Logging to a working server is not tested: it needs one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,98 @@
+"""Proves that batches are what the indices say, in the rank or in workers, whatever kind of dataset it is.
+
+pytest tests/training/test_loader.py
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+import signal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from training.config import DataConfig
+from training.loader import Loader, placed, reader
+from training.order import Order, Slots
+from training.schedule import BatchPlan
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on one core
+CPU = torch.device("cpu")
+
+
+class Fetching:
+    def __len__(self) -> int:
+        return 11
+
+    def fetch(self, indices: npt.NDArray[np.int64]) -> tuple[torch.Tensor, list[int]]:
+        return torch.from_numpy(indices) * 10.0, indices.tolist()
+
+
+class Items:
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor(index * 10.0), index
+
+
+class Noisy(Items):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        ignored = [signal.getsignal(s) == signal.SIG_IGN for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)]
+        assert all(ignored)
+        return torch.rand(()) + random.random() + float(np.random.rand()), index
+
+
+def slots(rank: int = 0, world_size: int = 2) -> Slots:
+    return Slots(Order(11, 5), BatchPlan(2, 1, world_size), rank)
+
+
+def steps(dataset: Any, workers: int, samples: int = 0, count: int = 7) -> list[Any]:
+    return list(Loader(dataset, DataConfig(workers=workers), CPU).steps(slots(), samples, count))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset", [Fetching(), Items()], ids=["fetch", "getitem"])
+def test_batches_are_the_ranks_shares(dataset: Any, workers: int) -> None:
+    wanted = slots().shares(0)
+    for step in steps(dataset, workers):
+        share = next(wanted)
+        assert step[1:] == share[1:]
+        for (values, indices), asked in zip(step.batches, share.micro_batches, strict=True):
+            assert list(map(int, indices)) == asked.tolist()
+            assert values.tolist() == [10.0 * i for i in asked]
+
+
+def test_seeking_gives_what_would_have_come() -> None:
+    whole = steps(Fetching(), 0)
+    later = steps(Fetching(), 0, samples=whole[3].samples, count=3)
+    assert [s.batches[0][1] for s in later] == [s.batches[0][1] for s in whole[4:]]
+
+
+def test_random_samples_do_not_depend_on_the_number_of_workers() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one, two = steps(Noisy(), 1), steps(Noisy(), 2)
+    assert [s.batches[0][0].tolist() for s in one] == [s.batches[0][0].tolist() for s in two]
+    values = [value for step in one for value in step.batches[0][0].tolist()]
+    assert len(set(values)) == len(values)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_dataset_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(TypeError, match=r"int has neither fetch\(indices\) nor __getitem__\(index\)"):
+        reader(3)
+
+
+def test_floating_tensors_take_the_precision_in_any_structure() -> None:
+    pair = collections.namedtuple("pair", ["x", "y"])
+    batch = {"a": [torch.ones(2)], "b": pair(torch.ones(2, dtype=torch.int64), "text")}
+    (moved,) = placed([batch], CPU, torch.float64)
+    assert moved["a"][0].dtype == torch.float64
+    assert (moved["b"].x.dtype, moved["b"].y) == (torch.int64, "text")
+    (same,) = placed([batch], CPU, None)
+    assert same is batch
