@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 
+from .secret import name_is_secret
+
 _SCHEDULER = re.compile(
     r"^(SLURM_|SLURMD_|SBATCH_|SRUN_|SALLOC_|SUBMITIT_|PMI_|PMIX_|PMI2_)"
     r"|^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
@@ -14,7 +16,6 @@ _SCHEDULER = re.compile(
 )
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS"})
 """Which Slurm to talk to, not which job we are in."""
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 MASK = "********"
 
 
@@ -40,4 +41,4 @@ def scrub(env: MutableMapping[str, str] = os.environ, keep: Collection[str] = ()
 
 def masked(env: Mapping[str, str]) -> dict[str, str]:
     """A copy for people's eyes: values of names that look like secrets are replaced."""
-    return {name: MASK if _SECRET.search(name) else value for name, value in env.items()}
+    return {name: MASK if name_is_secret(name) else value for name, value in env.items()}

@@ -16,11 +16,12 @@ import yaml
 
 from training.config import from_plain
 
-from . import layers, omega, site, validate
+from . import validate
 from .errors import Fault, SpecError
-from .fit import fit
+from .reading import layers, omega, site
+from .reading.fit import fit
+from .reading.tree import Origin, Scalar, Section, printable
 from .spec import JobSpec
-from .tree import Origin, Scalar, Section, printable
 
 
 @dataclass(frozen=True)

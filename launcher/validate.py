@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from .errors import Fault
-from .fit import Fitted
-from .report import Report
-from .rules_job import check_job
-from .rules_slurm import check_slurm
-from .rules_text import check_texts
-from .rules_train import check_train
+from .reading.fit import Fitted
+from .rules.job import check_job
+from .rules.report import Report
+from .rules.slurm import check_slurm
+from .rules.text import check_texts
+from .rules.train import check_train
 from .spec import JobSpec
 
 

@@ -139,8 +139,8 @@ def private_cluster(home: Path, *options: str) -> Iterator[Cluster]:
 def cluster() -> Iterator[Cluster]:
     """The default cluster, with SLURM_CONF set for the rest of the session.
 
-    One that runs already is used and left running; otherwise the last session that uses it takes it down. Others may use
-    it at the same time, so a test that breaks something does it to a `private_cluster`.
+    One that runs already is used and left running; otherwise the last session that uses it takes it down. Others may
+    use it at the same time, so a test that breaks something does it to a `private_cluster`.
     """
     home = Path(os.environ.get("DDP_CLUSTER_HOME") or DEFAULT_HOME)
     running = bring_up(home, f"--lease={os.getpid()}")

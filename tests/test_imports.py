@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = {"config", "runfolder", "schedule", "progress", "ranks", "errors"}
 """Modules of `training` that the launcher may import anywhere: free of torch, as the last test shows."""
 OWNERS = {
-    "omegaconf": {"launcher/omega.py"},
+    "omegaconf": {"launcher/reading/omega.py"},
     "submitit": {"launcher/executors.py"},
     "wandb": {"training/wandb_sink.py"},
     "fsspec": {"training/storage.py"},

@@ -21,8 +21,8 @@ def up(layout: Layout, settings: Settings, say: Say, replace: bool = False, leas
     """Returns a cluster with these settings whose nodes take jobs.
 
     A running one is kept (what a test has broken in it is mended); one with other settings is replaced only when asked,
-    since that ends its jobs; what a crash has left is cleared away. It stays until `down`, or with `lease_pid` until the
-    last process with a lease gives it back.
+    since that ends its jobs; what a crash has left is cleared away. It stays until `down`, or with `lease_pid` until
+    the last process with a lease gives it back.
     """
     settings.check()
     layout.check_reachable()

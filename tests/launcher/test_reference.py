@@ -11,9 +11,9 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from launcher.schema import Field, all_paths, fields_of
+from launcher.reading.schema import Field, all_paths, fields_of
+from launcher.reading.tree import core_value
 from launcher.spec import JobSpec
-from launcher.tree import core_value
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "spec.md"
 ROW = re.compile(r"\| `([\w.]+)` \| ([^|]+) \| ?([^|]*?) \| ?(.*?) ?\|")

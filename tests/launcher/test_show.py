@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from launcher import show, site
+from launcher import show
+from launcher.reading import site
 
 Resolve = Callable[..., Any]
 

@@ -45,6 +45,7 @@ def test_a_killed_node_loses_its_processes_and_its_job_runs_again_after_revival(
     own.command("kill-node", victim)
     assert not runs(pid)
     assert status()["daemons"][f"slurmd-{victim}"] == "dead"
+    wait("the controller's notice", lambda: status()["nodes"][victim].startswith("down"), 60)
     own.command("revive-node", victim)
     assert status()["daemons"][f"slurmd-{victim}"] == "running"
     wait("second run", lambda: "run 1" in log.read_text(), 60)
@@ -62,7 +63,6 @@ def test_a_cut_node_is_unreachable_and_comes_back_when_healed(own: Cluster) -> N
     own.command("cut", victim)
     assert subprocess.run(reach, capture_output=True, check=False).returncode != 0
     assert status()["cut"] == [victim]
-    wait("DOWN", lambda: status()["nodes"][victim].startswith("down"), 60)
     own.command("heal", victim)
     assert status()["healthy"]
     assert own.run("srun", f"--nodelist={victim}", "hostname").strip() == victim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import multiprocessing as mp
 import os
 import socket
@@ -20,7 +21,7 @@ import torch
 from training.ranks import Ranks
 
 Gang = Callable[..., list[Any]]
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -35,6 +36,7 @@ def gang() -> Gang:
 
     The rendezvous variables are set on each. A rank that fails or hangs fails the test with its traceback.
     """
+    importlib.import_module("torch._dynamo")  # the first optimizer would import it, in each rank anew
     return _run_gang
 
 
@@ -88,7 +90,7 @@ def _rank(
         MASTER_PORT=str(port),
         OMP_NUM_THREADS="1",
     )
-    faulthandler.dump_traceback_later(15)
+    faulthandler.dump_traceback_later(_TIMEOUT_S - 10)  # shows where a rank hangs
     try:
         pipe.send((True, function(Ranks.from_environment(os.environ), *arguments)))
     except BaseException:

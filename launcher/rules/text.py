@@ -7,10 +7,10 @@ from typing import Any
 
 from training.config import to_plain
 
-from . import secret
-from .fit import dotted
+from .. import secret
+from ..reading.fit import dotted
+from ..spec import JobSpec
 from .report import Report
-from .spec import JobSpec
 
 _FREE = (("command",), ("env",), ("train", "options"))
 """Texts that reach their reader through a file, never through a script: only NUL, which no process takes, is wrong."""

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import RendezvousError
+from ..rendezvous import Placement
 from . import addresses
-from .errors import RendezvousError
-from .muster_wire import Channel, NotOursError, Peer, WrongTokenError
-from .rendezvous import Placement
+from .wire import Channel, NotOursError, Peer, WrongTokenError
 
 FIRST_REPORT_S = 5.0
 REPORT_S = 10.0

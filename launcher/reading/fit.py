@@ -6,7 +6,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .errors import Fault
+from ..errors import Fault
 from .schema import MISSING, Field, did_you_mean, did_you_mean_key, example, fields_of, words
 from .tree import Items, Origin, Scalar, Section, Tree
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import yamlfile
 from launcher.errors import Fault
-from launcher.tree import Items, Origin, Scalar, Section, Tree
+from launcher.reading import yamlfile
+from launcher.reading.tree import Items, Origin, Scalar, Section, Tree
 
 FILE = Origin("spec", "s.yaml")
 

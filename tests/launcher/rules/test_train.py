@@ -99,7 +99,7 @@ def test_a_warmup_of_a_run_whose_length_needs_the_data_is_left_to_the_run(faults
 
 
 def test_digits_has_the_samples_that_the_rules_count_with() -> None:
-    from launcher.rules_train import BUILT_IN_TASKS, DIGITS_TRAINING_SAMPLES
+    from launcher.rules.train import BUILT_IN_TASKS, DIGITS_TRAINING_SAMPLES
     from training.task import BUILT_IN
     from training.tasks.digits import Digits
 

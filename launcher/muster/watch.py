@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .muster_wire import DEAD_AFTER_S, SEND_TIMEOUT_S, NotOursError, Peer, WrongTokenError
+from .wire import DEAD_AFTER_S, SEND_TIMEOUT_S, NotOursError, Peer, WrongTokenError
 
 OnLost = Callable[[int, str, str], None]
 """Called with (rank, host, reason)."""

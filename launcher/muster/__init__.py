@@ -12,13 +12,13 @@ import os
 import socket
 from collections.abc import Callable
 
+from ..errors import RendezvousError as RendezvousError
+from ..rendezvous import Placement
 from . import addresses, ports
-from .errors import RendezvousError as RendezvousError
-from .muster_head import RollCall
-from .muster_rank import Search
-from .muster_watch import Loss, OnLost, Watch
-from .muster_wire import Peer
-from .rendezvous import Placement
+from .head import RollCall
+from .rank import Search
+from .watch import Loss, OnLost, Watch
+from .wire import Peer
 
 _MAX_TEXT = 8000
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from . import hostlist, sbatch_options, units
+from .. import hostlist, sbatch_options, units
+from ..reading.schema import did_you_mean
+from ..spec import JobSpec, Resources, SlurmOptions
 from .report import Report
-from .schema import did_you_mean
-from .spec import JobSpec, Resources, SlurmOptions
 
 MOST_NODES = 65_536
 """Slurm's own limit on the nodes of a job, and on the tasks of a node (16 bits)."""

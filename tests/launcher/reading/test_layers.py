@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import layers
 from launcher.errors import Fault
-from launcher.tree import Items, Section, Tree, core_value
+from launcher.reading import layers
+from launcher.reading.tree import Items, Section, Tree, core_value
 
 
 def plain(tree: Tree) -> object:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher import yamlfile
 from launcher.errors import Fault
-from launcher.fit import Fitted, dotted, fit, touches
+from launcher.reading import yamlfile
+from launcher.reading.fit import Fitted, dotted, fit, touches
+from launcher.reading.tree import Origin, Section
 from launcher.spec import JobSpec
-from launcher.tree import Origin, Section
 
 FILE = Origin("spec", "s.yaml")
 

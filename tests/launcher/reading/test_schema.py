@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from launcher.schema import all_paths, did_you_mean, did_you_mean_key, example, fields_of, words
+from launcher.reading.schema import all_paths, did_you_mean, did_you_mean_key, example, fields_of, words
 from launcher.spec import JobSpec, SlurmOptions
 from training.config import BatchConfig, TrainConfig
 

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from ..errors import Fault
 from . import yamlfile
-from .errors import Fault
 from .tree import Items, Layer, Origin, Scalar, Section, Tree, core_value, printable
 
 _MOST_BASES = 20

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.muster_wire import Channel, NotOursError, WrongTokenError
+from launcher.muster.wire import Channel, NotOursError, WrongTokenError
 
 Ends = tuple[socket.socket, socket.socket]
 

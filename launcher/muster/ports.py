@@ -7,7 +7,7 @@ import hashlib
 import socket
 from pathlib import Path
 
-from .errors import RendezvousError
+from ..errors import RendezvousError
 
 _NETWORK = Path("/proc/sys/net/ipv4")
 _REGIONS = ((10001, 19997), (30000, 35533))

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from .errors import Fault
+from ..errors import Fault
 from .tree import Items, Layer, Origin, Scalar, Section, Tree, core_tag, core_value
 
 _LARGEST_BYTES = 1 << 20

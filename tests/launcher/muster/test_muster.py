@@ -20,8 +20,9 @@ from typing import Any
 
 import pytest
 
-from launcher import addresses, muster_head, muster_rank, ports
-from launcher.muster import Muster, RendezvousError, port_key
+from launcher.muster import Muster, RendezvousError, addresses, port_key, ports
+from launcher.muster import head as muster_head
+from launcher.muster import rank as muster_rank
 from launcher.rendezvous import Placement, emulated
 
 TOKEN = ""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import ports
 from launcher.errors import RendezvousError
+from launcher.muster import ports
 
 DEFAULT = range(32768, 61000)
 keys = st.text(max_size=20)

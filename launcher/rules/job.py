@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from .environment import is_outer_job_variable
+from ..environment import is_outer_job_variable
+from ..spec import JobSpec
 from .report import Report
-from .spec import JobSpec
 
 LONGEST_NAME_BYTES = 100
 """A run folder's name adds five characters to it; file systems hold 255 bytes."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .errors import Fault
-from .fit import Fitted, touches
+from ..errors import Fault
+from ..reading.fit import Fitted, touches
 
 
 class Report:

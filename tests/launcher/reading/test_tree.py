@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.tree import Origin, core_value, printable
+from launcher.reading.tree import Origin, core_value, printable
 
 VALUES: dict[str, Any] = {
     "": None,

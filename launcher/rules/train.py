@@ -9,9 +9,9 @@ from training.config import BatchConfig, OptimConfig, TrainConfig
 from training.errors import ConfigError
 from training.schedule import BatchPlan, batch_plan, check_schedule
 
+from ..reading.schema import did_you_mean
+from ..spec import JobSpec
 from .report import Report
-from .schema import did_you_mean
-from .spec import JobSpec
 
 BUILT_IN_TASKS = ("digits", "text", "synthetic")
 DIGITS_TRAINING_SAMPLES = 1437

@@ -13,10 +13,10 @@ from omegaconf import OmegaConf, ValidationError
 from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError, OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from .errors import Fault
+from ..errors import Fault
+from ..spec import JobSpec
 from .fit import Fitted, dotted
 from .schema import Field, example, fields_of, words
-from .spec import JobSpec
 
 Keys = tuple[str, ...]
 Path = tuple[str | int, ...]

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ..errors import Fault
 from . import yamlfile
-from .errors import Fault
 from .schema import did_you_mean
 from .tree import Items, Origin, Scalar, Section, Tree
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher import site
 from launcher.errors import Fault
-from launcher.tree import Origin, Scalar
+from launcher.reading import site
+from launcher.reading.tree import Origin, Scalar
 
 SITE = """
 default: laptop

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from .errors import Fault
+from ..errors import Fault
 
 Layer = Literal["default", "site", "base", "spec", "override"]
 

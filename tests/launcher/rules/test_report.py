@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from launcher.errors import Fault
-from launcher.fit import Fitted
-from launcher.report import Report
-from launcher.tree import Origin
+from launcher.reading.fit import Fitted
+from launcher.reading.tree import Origin
+from launcher.rules.report import Report
 
 
 def test_a_finding_that_involves_a_bad_value_is_left_out() -> None:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..errors import RendezvousError
+from ..rendezvous import LOOPBACK, Placement
 from . import addresses, ports
-from .errors import RendezvousError
-from .muster_head import FIRST_REPORT_S, REPORT_S
-from .muster_wire import Channel, NotOursError, Peer, WrongTokenError
-from .rendezvous import LOOPBACK, Placement
+from .head import FIRST_REPORT_S, REPORT_S
+from .wire import Channel, NotOursError, Peer, WrongTokenError
 
 _CONNECT_S = 2.0
 _GREETING_S = 1.0
