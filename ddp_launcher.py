@@ -44,7 +44,7 @@ def step_aside(path: list[str]) -> list[str]:
     """
     taken = [name for name in _OURS if _found_elsewhere(name, path)]
     for name in taken:
-        for key in [k for k in sys.modules if k == name or k.startswith(name + ".")]:
+        for key in sorted(k for k in sys.modules if k == name or k.startswith(name + ".")):
             module = sys.modules.pop(key)
             _rename(module, f"{__name__}.{key}")
     return taken

@@ -161,7 +161,8 @@ def free_port() -> int:
 def in_turn(ways: Mapping[str, Callable[[], T]], rounds: int) -> tuple[dict[str, list[T]], dict[str, str]]:
     """Measure A B C, A B C, ... after one round that does not count: compiled files are then there for all.
 
-    Returns the results of the ways that never failed, and the reason for each that did; it is left out from then on.
+    Returns the results of the ways that never failed, and why each of the others did; that one is left out from then
+    on. The end of its output goes to standard error.
     """
     results: dict[str, list[T]] = {name: [] for name in ways}
     failed: dict[str, str] = {}
@@ -173,7 +174,7 @@ def in_turn(ways: Mapping[str, Callable[[], T]], rounds: int) -> tuple[dict[str,
             try:
                 result = measure()
             except Failed as error:
-                failed[name] = str(error)
+                failed[name] = str(error).partition("\n")[0]
                 print(f"{name} failed: {error}", file=sys.stderr, flush=True)
                 continue
             if number:

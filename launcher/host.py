@@ -60,8 +60,11 @@ class _Ranks:
     """rank -> exit code."""
     stop_signals: int = 0
     deadline: float | None = None
+    killed: bool = False
+    """Whether the rest was killed by this process: their ends then say nothing about the cause."""
 
     def send(self, number: int) -> None:
+        self.killed |= number == signal.SIGKILL
         for pid in list(self.running):
             _signal_group(pid, number)
 
@@ -147,7 +150,7 @@ def _wait(ranks: _Ranks, attempt: AttemptFolder) -> None:
         if pid in ranks.running:
             rank = ranks.running.pop(pid)
             ranks.codes[rank] = os.waitstatus_to_exitcode(status)
-            if ranks.codes[rank] < 0 and ranks.deadline is None:
+            if ranks.codes[rank] < 0 and not ranks.killed and not ranks.stop_signals:
                 name = signal.Signals(-ranks.codes[rank]).name
                 why = " (out of memory?)" if name == "SIGKILL" else ""
                 worker.record_failure(attempt, ranks.places[rank], "Killed", f"ended by {name}{why}", None)

@@ -143,12 +143,9 @@ def record_failure(
     exit_code: int = JOB_FAILED,
     host: str | None = None,
 ) -> None:
-    """Write why a rank failed, unless that was written already: the first reason is the right one.
-
-    Only what another rank saw from afar (RankLost) gives way to what is known better.
-    """
-    path = attempt.failure(place.rank)
-    if path.exists() and (kind == LOST or read_json(path)["exception"] != LOST):
+    """Write why a rank failed, unless that was written already: the first reason is the right one."""
+    path = attempt.lost(place.rank) if kind == LOST else attempt.failure(place.rank)
+    if path.exists():
         return
     text = f"{kind}: {message}" if message else kind
     record = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest_plugins = ["clusterfix"]
+pytest_plugins = ["tests.clusterfix"]
 
 
 @pytest.fixture(autouse=True, scope="session")

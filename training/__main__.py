@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from launcher.errors import BAD_SPEC, DONE, INTERRUPTED, JOB_FAILED, TERMINATED, LaunchError
 from launcher.specfile import Resolved, resolve
 
-from .errors import ConfigError, TrainingError
+from .errors import ConfigError, DeviceError, TrainingError
 from .ranks import Ranks
 from .run import run
 from .runfolder import RunFolder, write_json
@@ -31,7 +31,7 @@ _WAIT = timedelta(minutes=2)
 _KEY = "ddp_launcher/run"
 
 
-class _Elsewhere(Exception):  # noqa: N818 - no error of this rank
+class _Elsewhere(Exception):
     """Rank 0 met an error and has told the user."""
 
 
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
         except _Elsewhere:
             return BAD_SPEC
         except (LaunchError, TrainingError) as error:
-            if ranks.rank == 0:
+            if ranks.rank == 0 or isinstance(error, DeviceError):
                 print(f"error: {error}", file=sys.stderr)
             bad_spec = isinstance(error, ConfigError) or getattr(error, "exit_code", None) == BAD_SPEC
             return BAD_SPEC if bad_spec else JOB_FAILED

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from .errors import ConfigError
+from .errors import ConfigError, DeviceError
 from .ranks import Ranks
 
 
@@ -15,7 +15,7 @@ def choose(wanted: str, visible: int, ranks: Ranks) -> int | None:
 
     A rank that sees one device takes it, whatever its local rank: the scheduler gave it its own. A rank that sees
     several takes the one of its local rank.
-    Errors: ConfigError with the numbers when there is no device for it.
+    Errors: DeviceError with the numbers when there is none for its local rank; ConfigError when it sees none at all.
     """
     if wanted == "cpu" or (wanted == "auto" and visible == 0):
         return None
@@ -26,7 +26,7 @@ def choose(wanted: str, visible: int, ranks: Ranks) -> int | None:
     if visible == 1:
         return 0
     if ranks.local_rank >= visible:
-        raise ConfigError(
+        raise DeviceError(
             f"train.device: local rank {ranks.local_rank} of {ranks.local_world_size} on node {ranks.node_rank} has no "
             f"device: it sees {visible}; give each task a GPU (gpus_per_node >= tasks_per_node), or use device: cpu"
         )

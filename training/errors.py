@@ -2,6 +2,7 @@
 
 TrainingError
 ├── ConfigError       the spec cannot be trained: the message names the field, the value, the rule and the remedy
+│   └── DeviceError   this rank has no device of its own, whatever the others have
 ├── DataError         data is missing or empty
 ├── CheckpointError   a checkpoint cannot be written, or none that is needed can be read
 └── NotFinite         the loss was not a number; names the step and the rank
@@ -16,6 +17,10 @@ class TrainingError(Exception):
 
 class ConfigError(TrainingError):
     """A configuration that cannot be trained."""
+
+
+class DeviceError(ConfigError):
+    """No device for this rank; others may have one, so it has to speak up itself."""
 
 
 class DataError(TrainingError):

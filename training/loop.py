@@ -19,9 +19,10 @@ from .order import Slots
 from .progress import Progress
 from .ranks import Ranks
 from .schedule import lr_at, scaled_lr
-from .step import Reading, Stepper
+from .step import Stepper
 from .stop import StopFlag, agreed
 from .task import Task
+from .words import Reading
 
 
 @dataclass

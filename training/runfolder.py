@@ -5,7 +5,7 @@ runs/<run-id>/
   source.yaml           the spec file as the user wrote it; overrides.json beside it
   run.json              run id, submit token, working folder, code and environment fingerprint
   attempts.jsonl        one line for each attempt that ended
-  attempts/0001/        rank-0000.log, failure-0000.json, env-0000.json, result.json
+  attempts/0001/        rank-0000.log, env-0000.json, failure-0000.json, lost-0000.json, result.json
   metrics.jsonl         the truth about metrics
   checkpoints/          step-000001200/ ...
   submitit/             submitit's own files
@@ -44,6 +44,10 @@ class AttemptFolder:
         """What a rank wrote about its own end when it failed."""
         return self.path / f"failure-{rank:04d}.json"
 
+    def lost(self, rank: int) -> Path:
+        """What another rank saw of the end of a rank that could not write a record of its own."""
+        return self.path / f"lost-{rank:04d}.json"
+
     def environment(self, rank: int) -> Path:
         """The rendezvous variables that a rank saw; no other variable is written."""
         return self.path / f"env-{rank:04d}.json"
@@ -59,9 +63,12 @@ class AttemptFolder:
         return self.path / "result.json"
 
     def failures(self) -> list[dict[str, Any]]:
-        """Failure records of all ranks, the earliest first."""
-        records = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(self.path.glob("failure-*.json"))]
-        return sorted(records, key=lambda r: float(r["time"]))
+        """Failure records, the earliest first: each failed rank's own, else what others saw of its end."""
+        own = [read_json(path) for path in sorted(self.path.glob("failure-*.json"))]
+        known = {record["rank"] for record in own}
+        seen = [read_json(path) for path in sorted(self.path.glob("lost-*.json"))]
+        records = own + [record for record in seen if record["rank"] not in known]
+        return sorted(records, key=lambda record: float(record["time"]))
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,15 @@ The loss of a task is a sum with a weight. The gradient of a step is that of
 
     (sum of the losses over all ranks and micro-batches) / (sum of their weights)
 
-whatever each rank's part was. The global weight has to be known for that, so it travels with the gradients: DDP wraps
-the model together with a three-number parameter, the words, whose "gradient" on each rank is set to that rank's
-(weight, asked to stop, loss). DDP averages it like any other. Every rank thus reads the same words at the same step:
-the weight to divide by, whether any rank was asked to stop, and the loss of the whole batch.
+whatever each rank's part was. The global weight has to be known for that, so it travels with the gradients, as one of
+the `words`; the others tell every rank, at the same step, whether any was asked to stop, and the whole batch's loss.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,41 +26,7 @@ from .loader import Step
 from .optim import set_lr
 from .ranks import Ranks
 from .task import Task
-
-_WEIGHT, _STOP, _LOSS = 0, 1, 2
-
-
-class Reading(NamedTuple):
-    """What all ranks know about a step once it is done: the same on each of them."""
-
-    step: int
-    """1-based number of the step."""
-    samples: int
-    """Samples consumed by all ranks after it."""
-    loss: float
-    """Mean loss of the global batch before the step: sum of losses / sum of weights."""
-    lr: float
-    stop: bool
-    """Some rank had been asked to stop when the step began."""
-
-
-class Whole(nn.Module):
-    """What DDP wraps: the model with its loss, and the words."""
-
-    def __init__(self, task: Task, model: nn.Module, device: torch.device, traced: bool) -> None:
-        super().__init__()
-        self.model = model
-        double = any(p.dtype == torch.float64 for p in model.parameters())
-        # Sums above 2^24 samples lose their last bits in fp32, relatively no more than each gradient element does.
-        # A type of its own would cost a second bucket, which is a second all-reduce.
-        self.words = nn.Parameter(torch.zeros(3, dtype=torch.float64 if double else torch.float32, device=device))
-        self._loss = task.loss
-        self._traced = traced
-
-    def forward(self, batch: Any) -> tuple[Tensor, Tensor | float, Tensor]:
-        """The task's (loss sum, weight), and the words: a view of them where DDP traces its outputs for parameters."""
-        loss, weight = self._loss(self.model, batch)
-        return loss, weight, self.words.view(-1) if self._traced else self.words
+from .words import WEIGHT, Late, Own, Reading, Whole, total
 
 
 class Stepper:
@@ -96,11 +60,10 @@ class Stepper:
             )
             self._forward, self._no_sync = ddp, ddp.no_sync
         words = self._whole.words
-        self._values = [torch.zeros_like(words, requires_grad=False) for _ in range(2)]
-        self._slots = [tuple(values.unbind()) for values in self._values]
-        self._written = [[0.0, 0.0], [0.0, 0.0]]
+        self._own = Own(words)
+        self._epsilon = torch.finfo(words.dtype).eps
         self._root: tuple[float, Tensor] | None = None
-        self._late = _Late(words) if device.type == "cuda" else None
+        self._late = Late(words) if device.type == "cuda" else None
         self._checked = False
 
     def step(self, number: int, data: Step, lr: float, stop: bool, now: bool = False) -> list[Reading]:
@@ -116,12 +79,11 @@ class Stepper:
         readings: list[Reading] = []
         if self._late is None:
             weight, asked, loss = words.tolist()
-            weight = self._total(weight)
             readings.append(self._reading(number, data.samples, lr, weight, asked, loss))
-            self._scale_on_cpu(expected / weight)
+            self._scale_on_cpu(expected / total(weight, self._ranks.world_size, self._epsilon))
         else:
             readings += [self._reading(*late) for late in self._late.swap(number, data.samples, lr, words)]
-            self._scale_on_device(expected / (words[_WEIGHT] * self._ranks.world_size))
+            self._scale_on_device(expected / (words[WEIGHT] * self._ranks.world_size))
         set_lr(self._optimizer, lr)
         self._optimizer.step()
         self._whole.words.grad = None
@@ -138,7 +100,6 @@ class Stepper:
     def _backward(self, number: int, data: Step, stop: bool) -> None:
         """Gradients of this rank's share into the parameters, averaged over the ranks; the words with them."""
         root = self._root_gradient(self._ranks.world_size / (data.global_size * self._expected))
-        slot = number % 2
         loss_total: Tensor | None = None
         weight_total: Tensor | float = 0.0
         last = len(data.batches) - 1
@@ -157,25 +118,11 @@ class Stepper:
                 if position < last:
                     loss.backward(root)
                     continue
-                self._write(slot, weight_total, float(stop), loss_total)
+                own = self._own.write(number, weight_total, stop, loss_total)
                 # The words are a leaf: as a root of their own, their gradient is set without a node in the graph.
-                torch.autograd.backward((loss, words), (root, self._values[slot]))
+                torch.autograd.backward((loss, words), (root, own))
         if not self._checked:
             self._check_gradients()
-
-    def _write(self, slot: int, weight: Tensor | float, stop: float, loss: Tensor) -> None:
-        weight_slot, stop_slot, loss_slot = self._slots[slot]
-        written = self._written[slot]
-        if isinstance(weight, Tensor):
-            weight_slot.copy_(weight.detach())
-            written[_WEIGHT] = math.nan
-        elif written[_WEIGHT] != weight:
-            weight_slot.fill_(weight)
-            written[_WEIGHT] = weight
-        if written[_STOP] != stop:
-            stop_slot.fill_(stop)
-            written[_STOP] = stop
-        loss_slot.copy_(loss)
 
     def _root_gradient(self, scale: float) -> Tensor:
         """The gradient that backward starts from. With the expected weight in it, no later pass over gradients is due.
@@ -186,13 +133,6 @@ class Stepper:
             dtype = self._whole.words.dtype
             self._root = scale, torch.tensor(scale, dtype=dtype, device=self._device)
         return self._root[1]
-
-    def _total(self, mean: float) -> float:
-        """The sum over the ranks, from DDP's mean, without the rounding of its division when the sum is whole."""
-        total = mean * self._ranks.world_size
-        nearest = round(total) if math.isfinite(total) else 0
-        epsilon = torch.finfo(self._whole.words.dtype).eps
-        return float(nearest) if abs(total - nearest) <= self._ranks.world_size * epsilon * abs(total) else total
 
     def _scale_on_cpu(self, factor: float) -> None:
         if self._clip_norm is None and factor == 1.0:
@@ -212,18 +152,19 @@ class Stepper:
         torch._foreach_mul_(gradients, factor)
 
     def _reading(self, number: int, samples: int, lr: float, weight: float, asked: float, loss: float) -> Reading:
+        """From the means over the ranks of the three words."""
         if not math.isfinite(loss):
             raise self._not_finite(number)
-        if not weight > 0.0:
+        if not 0.0 < weight < math.inf:
             raise TrainingError(
-                f"step {number}: the loss's weight is {weight} over all ranks, so its mean is undefined; "
+                f"step {number}: the loss's weight is {weight} over all ranks, so their mean is undefined; "
                 "the task's loss must return the number of samples or tokens that it counted"
             )
-        return Reading(number, samples, loss * self._ranks.world_size / weight, lr, asked > 0.0)
+        return Reading(number, samples, loss / weight, lr, asked > 0.0)
 
     def _not_finite(self, number: int) -> NotFinite:
         """Find the first rank whose own loss was not finite. A collective: every rank read the same words."""
-        own = self._values[number % 2][_LOSS].double().reshape(1)
+        own = self._own.loss(number).double().reshape(1)
         losses = [own]
         if self._ranks.world_size > 1:
             losses = [torch.empty_like(own) for _ in range(self._ranks.world_size)]
@@ -243,27 +184,3 @@ class Stepper:
                 f"the first step gave no gradient to {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}; "
                 "freeze them with requires_grad_(False), or set find_unused_parameters = True on the task's class"
             )
-
-
-class _Late:
-    """Words on their way from a CUDA device: copied to pinned memory without waiting, read one step later."""
-
-    def __init__(self, words: Tensor) -> None:
-        self._host = [torch.empty(3, dtype=words.dtype, pin_memory=True) for _ in range(2)]
-        self._copied = [torch.Event(words.device) for _ in range(2)]
-        self._waiting: tuple[int, int, float] | None = None
-
-    def swap(self, number: int, samples: int, lr: float, words: Tensor) -> list[tuple[Any, ...]]:
-        """Start this step's copy; return (number, samples, lr, weight, stop, loss) of the step before."""
-        self._host[number % 2].copy_(words, non_blocking=True)
-        self._copied[number % 2].record()
-        earlier = self.drain()
-        self._waiting = number, samples, lr
-        return earlier
-
-    def drain(self) -> list[tuple[Any, ...]]:
-        if self._waiting is None:
-            return []
-        waiting, self._waiting = self._waiting, None
-        self._copied[waiting[0] % 2].synchronize()
-        return [(*waiting, *self._host[waiting[0] % 2].tolist())]

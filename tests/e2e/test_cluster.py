@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from clusterfix import Cluster
+from tests.clusterfix import Cluster
 
 from .conftest import LAUNCH, Launch, environment
 

@@ -1,4 +1,4 @@
-"""Shared by the tests of the training package: real ranks in processes of their own, forked so that torch loads once."""
+"""Shared by the tests of the training package: real ranks in processes of their own, forked to load torch once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import HealthCheck
 
 from training.ranks import Ranks
+
+# The machine may be busy: the time that an example takes proves nothing.
+hypothesis.settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis.settings.load_profile("steady")
 
 Gang = Callable[..., list[Any]]
 _TIMEOUT_S = 60.0
@@ -93,7 +99,7 @@ def _rank(
     faulthandler.dump_traceback_later(_TIMEOUT_S - 10)  # shows where a rank hangs
     try:
         pipe.send((True, function(Ranks.from_environment(os.environ), *arguments)))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, the test has to show it
         pipe.send((False, traceback.format_exc()))
         pipe.close()
         os._exit(1)  # other ranks may hang in a collective, so nothing is left in order

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from training.device import autocast, backend, choose, data_type, open_device
-from training.errors import ConfigError
+from training.errors import ConfigError, DeviceError
 from training.ranks import Ranks
 
 THIRD_OF_FOUR = Ranks(rank=6, local_rank=2, world_size=8, local_world_size=4, node_rank=1)
@@ -24,7 +24,7 @@ def test_choice(wanted: str, visible: int, index: int | None) -> None:
 
 
 def test_too_few_devices_are_refused_with_the_numbers() -> None:
-    with pytest.raises(ConfigError, match="local rank 2 of 4 on node 1 has no device: it sees 2;"):
+    with pytest.raises(DeviceError, match="local rank 2 of 4 on node 1 has no device: it sees 2;"):
         choose("auto", 2, THIRD_OF_FOUR)
     with pytest.raises(ConfigError, match="sees no CUDA device"):
         choose("cuda", 0, THIRD_OF_FOUR)

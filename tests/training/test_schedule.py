@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -135,7 +136,7 @@ def test_warmup_rises_and_decay_falls_without_a_jump(schedule: ScheduleConfig, t
     rates = [lr_at(step, 1.0, schedule, total) for step in range(total)]
     warm = rates[: schedule.warmup_steps]
     assert warm == sorted(warm)
-    assert all(a >= b - 1e-12 for a, b in zip(rates[schedule.warmup_steps :], rates[schedule.warmup_steps + 1 :]))
+    assert all(a >= b - 1e-12 for a, b in pairwise(rates[schedule.warmup_steps :]))
     if warm:
         assert warm[-1] == 1.0
     assert rates[schedule.warmup_steps] == 1.0

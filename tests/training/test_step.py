@@ -1,4 +1,4 @@
-"""Proves the step's promises beside equivalence: weights of any kind, words that travel with the gradients, agreed ends.
+"""Proves the step's promises beside equivalence: weights of any kind, agreed ends, faults that are explained.
 
 pytest tests/training/test_step.py
 """
@@ -19,6 +19,7 @@ from training.optim import build
 from training.ranks import Ranks
 from training.run import process_group
 from training.step import Stepper
+from training.words import Late
 
 CPU = torch.device("cpu")
 Batch = tuple[Tensor, Tensor]
@@ -172,11 +173,29 @@ def test_bf16_keeps_the_parameters_in_fp32() -> None:
     assert reading.loss == pytest.approx(2.5, rel=1e-2)
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 7, 1000])
-def test_a_whole_weight_is_read_back_whole(world_size: int) -> None:
-    step, _ = stepper(Ranks(), Line())
-    step._ranks = Ranks(world_size=world_size)
-    for total in (1, 96, 4097, 2**24 - 1):
-        mean = (torch.tensor(float(total)) * torch.tensor(1.0 / world_size)).item()
-        assert step._total(mean) == total
-    assert step._total(6.5 / world_size) == 6.5
+def _late(ranks: Ranks) -> list[list[tuple[Any, ...]]]:
+    """The way of a CUDA device, walked on the CPU: readings come one step late, the factor is a tensor."""
+    with process_group(ranks, CPU):
+        step, _ = stepper(ranks, Line(), clip_norm=5.0)
+        step._late = Late(step._whole.words)
+        data = Step([batch([1.0 + ranks.rank])], False, 2, 2)
+        seen = [step.step(n, data, 0.01, stop=(ranks.rank, n) == (1, 2), now=n == 4) for n in (1, 2, 3, 4)]
+        seen.append(step.flush())
+        bad = Step([batch([float("nan") if ranks.rank == 1 else 1.0])], False, 2, 2)
+        assert step.step(5, bad, 0.0, stop=False) == []
+        with pytest.raises(NotFinite, match="step 5: the loss on rank 1 is nan"):
+            step.step(6, data, 0.0, stop=False)
+        return [[tuple(reading) for reading in readings] for readings in seen]
+
+
+def test_late_readings_are_those_of_the_step_before_on_all_ranks(gang: Gang) -> None:
+    first, second = gang(2, _late)
+    assert first == second
+    assert [[reading[0] for reading in readings] for readings in first] == [[], [1], [2], [3, 4], []]
+    flat = [reading for readings in first for reading in readings]
+    assert [stop for *_, stop in flat] == [False, True, False, False]
+    weight, wanted = 1.0, []
+    for _ in range(4):
+        wanted.append(2.5 * weight**2)
+        weight -= 0.01 * min(5.0, 5.0 * weight)
+    assert [loss for _, _, loss, _, _ in flat] == pytest.approx(wanted, rel=1e-5)

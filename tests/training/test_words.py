@@ -1,0 +1,41 @@
+"""Proves that a rank's words are written whole, and that a whole weight is read back whole from a mean over ranks.
+
+pytest tests/training/test_words.py
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training.words import Late, Own, total
+
+FP32 = torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 7, 1000])
+def test_a_whole_weight_is_read_back_whole(world_size: int) -> None:
+    for weight in (1, 96, 4097, 2**24 - 1):
+        mean = (torch.tensor(float(weight)) * torch.tensor(1.0 / world_size)).item()
+        assert total(mean, world_size, FP32) == weight
+    assert total(6.5 / world_size, world_size, FP32) == pytest.approx(6.5, rel=1e-15)
+    assert total(0.0, world_size, FP32) == 0.0
+    assert total(float("inf"), world_size, FP32) == float("inf")
+
+
+def test_words_of_two_steps_stand_side_by_side() -> None:
+    own = Own(torch.zeros(3))
+    first = own.write(1, 4.0, False, torch.tensor(8.0))
+    second = own.write(2, torch.tensor(5.0), True, torch.tensor(9.0))
+    assert (first.tolist(), second.tolist()) == ([4.0, 0.0, 8.0], [5.0, 1.0, 9.0])
+    assert (own.loss(1).item(), own.loss(2).item()) == (8.0, 9.0)
+    assert own.write(3, 4.0, True, torch.tensor(7.0)).tolist() == [4.0, 1.0, 7.0]
+    assert own.write(4, 5.0, False, torch.tensor(7.0)).tolist() == [5.0, 0.0, 7.0]
+
+
+def test_late_words_come_with_the_next_step() -> None:
+    late = Late(torch.zeros(3))
+    assert late.swap(1, 10, 0.1, torch.tensor([1.0, 2.0, 3.0])) == []
+    assert late.swap(2, 20, 0.2, torch.tensor([4.0, 5.0, 6.0])) == [(1, 10, 0.1, 1.0, 2.0, 3.0)]
+    assert late.drain() == [(2, 20, 0.2, 4.0, 5.0, 6.0)]
+    assert late.drain() == []
