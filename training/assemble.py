@@ -56,19 +56,14 @@ def assemble(
     model, optimizer = _open_model(task, settings, device, plan)
     _seed(_derived(settings.seed, ranks.rank))
     stepper = Stepper(task, model, optimizer, settings, ranks, device)
-    checkpoints = Checkpoints(
-        settings.checkpoint.folder or str(folder.checkpoints), settings.checkpoint.keep_last, ranks
-    )
+    place = settings.checkpoint.folder or str(folder.checkpoints)
+    checkpoints = Checkpoints(place, settings.checkpoint.keep_last, ranks)
     found = checkpoints.newest()
     if found is not None:
         check_same_batch(settings, plan, found)
         checkpoints.load(found, model, optimizer)
     dtype = data_type(settings.precision)
-    sink = None
-    if ranks.rank == 0:
-        facts = {"world_size": ranks.world_size, "global_batch_size": plan.global_size, "total_steps": data.total_steps}
-        sink = open_sink(config, folder, attempt, facts)
-    job = Job(
+    return Job(
         config=config,
         ranks=ranks,
         task=task,
@@ -80,11 +75,19 @@ def assemble(
         held_out=Loader(data.held_out, settings.data, device, dtype) if data.held_out is not None else None,
         total_steps=data.total_steps,
         checkpoints=checkpoints,
-        metrics=Metrics(folder, ranks, attempt, [sink] if sink is not None else []),
+        metrics=_open_metrics(config, folder, ranks, attempt, data),
         progress=Progress(data.total_steps, sys.stdout) if ranks.rank == 0 else None,
         stop=stop,
-    )
-    return job, found
+    ), found
+
+
+def _open_metrics(config: RunConfig, folder: RunFolder, ranks: Ranks, attempt: int, data: _Data) -> Metrics:
+    sink = None
+    if ranks.rank == 0:
+        size = data.slots.plan.global_size
+        facts = {"world_size": ranks.world_size, "global_batch_size": size, "total_steps": data.total_steps}
+        sink = open_sink(config, folder, attempt, facts)
+    return Metrics(folder, ranks, attempt, [sink] if sink is not None else [])
 
 
 def check_same_batch(settings: TrainConfig, plan: BatchPlan, found: Found) -> None:

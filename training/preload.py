@@ -12,7 +12,7 @@ def preload() -> None:
     costs a tenth of the start and frees nothing.
     """
     gc.disable()
-    import torch._dynamo  # the first optimizer imports it anyway, which takes each rank a second
+    import torch._dynamo  # noqa: F401 - the first optimizer imports it anyway, at a second for each rank
 
     from . import run  # noqa: F401
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.clusterfix import Cluster
 
 from .conftest import LAUNCH, Launch, environment
