@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import shutil
 import signal
 import socket
@@ -64,7 +63,7 @@ def _fingerprint() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     parts = [project["dependencies"], project["optional-dependencies"]["examples"], project["scripts"], PEERS]
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    return hashlib.sha256(json.dumps([parts, constraints, str(ROOT), sys.version]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([parts, constraints, str(ROOT)]).encode()).hexdigest()
 
 
 def _install() -> None:
@@ -208,9 +207,14 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Non
 
 def json_line(name: str, rounds: int, values: Mapping[str, Any]) -> None:
     """Print all figures and the machine that they are from as one line of JSON."""
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": round(os.getloadavg()[0], 2)}
+    machine = {"cores": os.cpu_count(), "python": _python(), "load": round(os.getloadavg()[0], 2)}
     versions = {"torch": _version("torch"), **{p.partition("==")[0]: p.partition("==")[2] for p in PEERS}}
     print("\n" + json.dumps({"benchmark": name, "rounds": rounds, "machine": machine, "versions": versions, **values}))
+
+
+def _python() -> str:
+    settings = (VENV / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
+    return next(line.partition("=")[2].strip() for line in settings if line.startswith("version"))
 
 
 def _version(package: str) -> str:

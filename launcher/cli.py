@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from .errors import BAD_SPEC, DONE, INTERRUPTED, LaunchError, UsageError
 
 if TYPE_CHECKING:
-    from . import submit
+    from . import specfile
 
 _COMMANDS = ("check", "show")
 _HELP = """\
@@ -123,23 +123,27 @@ def _launch(options: argparse.Namespace) -> int:
         print(dryrun.text(resolved.spec, submit.planned(resolved, workdir), executor, os.environ))
         return DONE
     submit.check_slurm(executor)
-    submission = submit.prepare(resolved, workdir)
-    started = submit.submit(resolved, submission, executor)
+    if executor == "local":
+        return _run_here(resolved, workdir)
+    started = submit.submit_slurm(resolved, submit.prepare(resolved, workdir))
     print(summary.where(resolved.spec, started), flush=True)
-    if started.process is None and not options.follow:
-        print("\n".join(summary.arithmetic(resolved.spec) + summary.hints(started)), flush=True)
-        return DONE
-    return _stay(started)
+    if options.follow:
+        from . import follow
+
+        return follow.follow_slurm(started.folder, started.job_id, follow.Screen.of(started.folder))
+    print("\n".join(summary.arithmetic(resolved.spec) + summary.hints(started)), flush=True)
+    return DONE
 
 
-def _stay(started: submit.Started) -> int:
-    """Local runs are followed to their end; a Slurm job only when asked. Rank 0 prints the arithmetic itself."""
-    from . import follow
+def _run_here(resolved: specfile.Resolved, workdir: Path) -> int:
+    """A local run is minded to its end."""
+    from . import follow, submit, summary
 
-    screen = follow.Screen.on(sys.stdout, f"run    {started.folder.run_id} ")
-    if started.process is not None:
-        return follow.follow_local(started.folder, started.process, screen)
-    return follow.follow_slurm(started.folder, started.job_id, screen)
+    with follow.Interrupts() as asked:
+        started = submit.start_local(resolved, submit.prepare(resolved, workdir))
+        print(summary.where(resolved.spec, started), flush=True)
+        assert started.process is not None
+        return follow.follow_local(started.folder, started.process, follow.Screen.of(started.folder), asked)
 
 
 def _has_places(error: LaunchError) -> bool:

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from training.leaving import leave
+
 from .errors import BAD_SPEC
 
 
@@ -17,7 +19,7 @@ def main(arguments: list[str]) -> int:
             from .executors import run_pickled
 
             run_pickled(Path(folder))
-            return 0
+            leave(0)
         case ["finish", *rest] if len(rest) == 4:
             from . import finish
 

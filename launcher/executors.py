@@ -79,16 +79,16 @@ class LocalExecutor(submitit.LocalExecutor):
         return shlex.join(door_command("host", str(self._submission.folder.submitit)))
 
     def _submit_command(self, command: str) -> submitit.LocalJob[Any]:
-        """As submitit's; the controller ignores Ctrl-C, which would make it kill the ranks after one second."""
+        """As submitit's, but with Ctrl-C blocked in the controller, which would answer it by killing the ranks."""
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
         ours = {} if gpus is None else {OUTER_GPUS_VARIABLE: gpus}
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.environ.update(ours)
         try:
             with scrub():
                 return super()._submit_command(command)
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for name in ours:
                 del os.environ[name]
 

@@ -42,7 +42,7 @@ class Verdict:
         if self.cause == "done":
             return []
         if self.cause == "stopped":
-            return [f"attempt {self.attempt} stopped cleanly when it was asked to; its newest checkpoint is kept"]
+            return [f"attempt {self.attempt} stopped, as it was asked to; its newest checkpoint is kept"]
         if self.rank is None:
             return [f"attempt {self.attempt} failed before any rank could say why; see {self.log}"]
         first, *rest = (self.text or "").splitlines() or [""]

@@ -9,15 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGTERM
+from types import FrameType
 from typing import TextIO
 
 from training.progress import parse_plain_line, render_bar
 from training.runfolder import AttemptFolder, RunFolder
 
 from . import finish, slurm
-from .errors import DONE, INTERRUPTED, JOB_FAILED, SchedulerUnreachable
+from .errors import DONE, INTERRUPTED, JOB_FAILED, TERMINATED, SchedulerUnreachable
 from .host import read_host_pid
 
 POLL_S = 0.05
@@ -40,9 +43,10 @@ class Screen:
     _drawn: bool = False
 
     @classmethod
-    def on(cls, out: TextIO, said: str) -> Screen:
-        """A screen with a bar where `out` is a terminal that can redraw a line."""
-        return cls(out, out.isatty() and os.environ.get("TERM") != "dumb", said)
+    def of(cls, folder: RunFolder, out: TextIO | None = None) -> Screen:
+        """A run's screen, with a bar where `out` (stdout) is a terminal that can redraw a line."""
+        out = out or sys.stdout
+        return cls(out, out.isatty() and os.environ.get("TERM") != "dumb", f"run    {folder.run_id} ")
 
     def line(self, text: str) -> None:
         """Show one line of rank 0's log, or move the bar."""
@@ -63,6 +67,44 @@ class Screen:
         if self._drawn:
             self.out.write("\n")
             self._drawn = False
+
+
+class Interrupts:
+    """Ctrl-C, SIGTERM and a closed terminal while `launch` minds a local run, from before its start to its end.
+
+    They are counted in the handler and passed on by the loop once the host process can take them.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code = DONE
+        """130 or 143 once the user asked to stop."""
+        self._asked = self._passed_on = 0
+
+    def __enter__(self) -> Interrupts:
+        self._before = {number: signal.signal(number, self._count) for number in (SIGINT, SIGTERM, SIGHUP)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _count(self, number: int, frame: FrameType | None) -> None:
+        self._asked += 1
+        self.exit_code = INTERRUPTED if number == SIGINT else TERMINATED
+
+    def pass_on(self, folder: RunFolder, screen: Screen) -> bool:
+        """SIGTERM to the host for the first, SIGQUIT for the second. Always False, to stand in a condition."""
+        attempt = folder.last_attempt() if self._passed_on < min(self._asked, 2) else None
+        pid = read_host_pid(attempt) if attempt else None
+        if pid is None:
+            return False
+        self._passed_on += 1
+        if self._passed_on == 1:
+            screen.clear()
+            print("\nlaunch: stopping cleanly; Ctrl-C again ends the ranks at once", file=sys.stderr, flush=True)
+        with suppress(ProcessLookupError):
+            os.kill(pid, SIGTERM if self._passed_on == 1 else signal.SIGQUIT)
+        return False
 
 
 @dataclass
@@ -91,35 +133,25 @@ class Tail:
         return [rest.decode("utf-8", "replace")] if rest else []
 
 
-def follow_local(folder: RunFolder, process: subprocess.Popen[bytes], screen: Screen) -> int:
+def follow_local(folder: RunFolder, process: subprocess.Popen[bytes], screen: Screen, asked: Interrupts) -> int:
     """Show a local run until it ends; returns its exit code.
 
     Ctrl-C asks the ranks to save and stop; a second one ends them at once.
     """
-    interrupts = 0
-
-    def interrupted() -> None:
-        nonlocal interrupts
-        interrupts += 1
-        screen.clear()
-        if interrupts == 1:
-            print("\nlaunch: stopping cleanly; Ctrl-C again ends the ranks at once", file=sys.stderr, flush=True)
-        _ask_to_stop(folder, process)
-
-    _show_until(folder, lambda: process.poll() is not None, screen, interrupted)
+    _show_until(folder, lambda: asked.pass_on(folder, screen) or process.poll() is not None, screen)
     verdict = _verdict(folder.last_attempt())
     if verdict is None:
         _print_controller_log(folder)
-        return INTERRUPTED if interrupts else JOB_FAILED
+        return asked.exit_code or JOB_FAILED
     _say(verdict)
-    return INTERRUPTED if interrupts and verdict.exit_code != DONE else verdict.exit_code
+    return asked.exit_code or verdict.exit_code if verdict.exit_code != DONE else DONE
 
 
 def follow_slurm(folder: RunFolder, job_id: str, screen: Screen) -> int:
     """Show a Slurm job until it ends; returns its exit code. Ctrl-C stops the showing, not the job."""
     watch = _SlurmWatch(job_id, screen)
     try:
-        _show_until(folder, watch.ended, screen, None)
+        _show_until(folder, watch.ended, screen)
     except KeyboardInterrupt:
         screen.clear()
         print(f"\nlaunch: job {job_id} goes on; scancel {job_id} ends it", file=sys.stderr)
@@ -168,39 +200,22 @@ class _SlurmWatch:
         return job.ended or job.state == "UNKNOWN"
 
 
-def _show_until(
-    folder: RunFolder, ended: Callable[[], bool], screen: Screen, on_interrupt: Callable[[], None] | None
-) -> None:
+def _show_until(folder: RunFolder, ended: Callable[[], bool], screen: Screen) -> None:
     """Copy rank 0's log of the newest attempt to the screen until the run has ended and all is shown."""
     tail: Tail | None = None
     over = False
     while not over:
-        try:
-            over = ended()
-            attempt = folder.last_attempt()
-            if attempt is not None and (tail is None or tail.path != attempt.rank_log(0)):
-                tail = Tail(attempt.rank_log(0))
-            for line in tail.lines() if tail else []:
-                screen.line(line)
-            if not over:
-                time.sleep(POLL_S)
-        except KeyboardInterrupt:
-            if on_interrupt is None:
-                raise
-            on_interrupt()
+        over = ended()
+        attempt = folder.last_attempt()
+        if attempt is not None and (tail is None or tail.path != attempt.rank_log(0)):
+            tail = Tail(attempt.rank_log(0))
+        for line in tail.lines() if tail else []:
+            screen.line(line)
+        if not over:
+            time.sleep(POLL_S)
     for line in tail.remainder() if tail else []:
         screen.line(line)
     screen.clear()
-
-
-def _ask_to_stop(folder: RunFolder, process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the host process; before it wrote itself down, to submitit's controller, which passes it on."""
-    attempt = folder.last_attempt()
-    pid = read_host_pid(attempt) if attempt else None
-    try:
-        os.kill(pid if pid is not None else process.pid, signal.SIGTERM)
-    except ProcessLookupError:
-        return
 
 
 def _verdict(attempt: AttemptFolder | None) -> finish.Verdict | None:

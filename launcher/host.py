@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from typing import NoReturn
 from training.runfolder import AttemptFolder, RunFolder, read_json, write_json
 
 from . import finish, rendezvous, worker
-from .errors import DONE, JOB_FAILED
+from .errors import DONE, JOB_FAILED, TERMINATED
 from .executors import OUTER_GPUS_VARIABLE
 from .gpus import assign
 from .processes import die_with_parent
@@ -30,7 +30,8 @@ FAIL_GRACE_S = 5.0
 STOP_GRACE_S = 120.0
 """After a stop was asked for, how long the ranks may take to save and leave."""
 POLL_S = 0.02
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT)
+"""All ask the ranks to save and stop, but for SIGQUIT, which ends them at once."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class HostJob:
     def __call__(self) -> None:
         """Run one attempt of the run on this machine and write its verdict."""
         folder = RunFolder(Path(self.run_folder))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # `launch` turns Ctrl-C into SIGTERM
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = run_attempt(folder, folder.take_attempt())
         if code != DONE:
             sys.stdout.flush()
@@ -66,37 +68,43 @@ class _Ranks:
     def send(self, number: int) -> None:
         self.killed |= number == signal.SIGKILL
         for pid in list(self.running):
-            _signal_group(pid, number)
+            _signal(os.killpg, pid, number)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_signals += 1
-        if self.stop_signals > 1:
+        if number == signal.SIGQUIT:
             self.send(signal.SIGKILL)
             return
         self.deadline = time.monotonic() + STOP_GRACE_S
         for pid in list(self.running):
-            os.kill(pid, signal.SIGTERM)
+            _signal(os.kill, pid, signal.SIGTERM)
 
 
 def run_attempt(folder: RunFolder, attempt: AttemptFolder) -> int:
     """Fork the ranks, wait for them all, write the verdict; returns the attempt's exit code."""
     spec = worker.load_spec(folder)
     started = time.time()
-    write_json(attempt.path / "host.json", {"pid": os.getpid(), "started": started})
     ranks = _Ranks(rendezvous.emulated(spec.resources.nodes, spec.resources.tasks_per_node))
     for number in _STOP_SIGNALS:
         signal.signal(number, ranks.on_signal)
+    write_json(attempt.path / "host.json", {"pid": os.getpid(), "started": started})
     if spec.command is None:
         _preload()
     for place in ranks.places:
+        if ranks.stop_signals:
+            break
         pid = os.fork()
         if pid == 0:
             _rank(folder, attempt, place, spec)
         ranks.running[pid] = place.rank
+        _own_group(pid)
     if ranks.stop_signals:
-        ranks.send(signal.SIGTERM)
+        ranks.send(signal.SIGTERM)  # for a rank that was forked while the signal came
     _wait(ranks, attempt)
-    worst = next((code for code in ranks.codes.values() if code != DONE), DONE)
+    never_forked = TERMINATED if len(ranks.codes) < len(ranks.places) else DONE
+    worst = next((code for code in ranks.codes.values() if code != DONE), never_forked)
+    if ranks.stop_signals and worst != DONE and not attempt.stopped.exists():
+        write_json(attempt.stopped, {"step": None, "reason": "ended before it could save"})
     return finish.finish(folder, attempt, worst, started=started, job="local")
 
 
@@ -118,9 +126,9 @@ def _rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placement
     """In the forked child: become a rank, and leave without the parent's clean-up."""
     code = JOB_FAILED
     try:
-        os.setpgid(0, 0)
+        _own_group(0)
         die_with_parent()
-        for number in _STOP_SIGNALS:
+        for number in (*_STOP_SIGNALS, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         _redirect(attempt.rank_log(place.rank))
         os.environ.update(_gpu_environment(place, spec, os.environ))
@@ -154,7 +162,7 @@ def _wait(ranks: _Ranks, attempt: AttemptFolder) -> None:
                 name = signal.Signals(-ranks.codes[rank]).name
                 why = " (out of memory?)" if name == "SIGKILL" else ""
                 worker.record_failure(attempt, ranks.places[rank], "Killed", f"ended by {name}{why}", None)
-            _signal_group(pid, signal.SIGKILL)  # what a dead rank left behind: loaders, a command's children
+            _signal(os.killpg, pid, signal.SIGKILL)  # what a dead rank left behind: loaders, a command's children
             if ranks.codes[rank] != DONE and ranks.deadline is None:
                 ranks.deadline = time.monotonic() + FAIL_GRACE_S
             continue
@@ -163,9 +171,17 @@ def _wait(ranks: _Ranks, attempt: AttemptFolder) -> None:
         time.sleep(POLL_S)
 
 
-def _signal_group(pid: int, number: int) -> None:
+def _own_group(pid: int) -> None:
+    """Give a child a process group of its own; the child does so too, whoever comes first."""
     try:
-        os.killpg(pid, number)
+        os.setpgid(pid, pid)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _signal(send: Callable[[int, int], None], pid: int, number: int) -> None:
+    try:
+        send(pid, number)
     except ProcessLookupError:
         return
 

@@ -51,14 +51,7 @@ def run_training(folder: RunFolder, attempt: AttemptFolder) -> int:
     except TrainingError as error:
         code = BAD_SPEC if isinstance(error, ConfigError) else JOB_FAILED
         raise PayloadError(type(error).__name__, str(error), code) from error
-    return 0 if outcome.kind == "done" else _stopped(attempt, outcome.step)
-
-
-def _stopped(attempt: AttemptFolder, step: int | None) -> int:
-    """Leave word that this end was asked for: an exit code alone can't tell it from being killed."""
-    if os.environ["RANK"] == "0":
-        write_json(attempt.stopped, {"step": step})
-    return TERMINATED
+    return 0 if outcome.kind == "done" else TERMINATED
 
 
 def run_command(attempt: AttemptFolder, command: list[str]) -> int:
@@ -82,7 +75,9 @@ def run_command(attempt: AttemptFolder, command: list[str]) -> int:
         signal.signal(number, pass_on)
     code = child.wait()
     if code != 0 and asked:
-        return _stopped(attempt, None)
+        if os.environ["RANK"] == "0":
+            write_json(attempt.stopped, {"step": None, "reason": signal.Signals(asked[0]).name})
+        return TERMINATED
     if code < 0:
         name = signal.Signals(-code).name
         raise PayloadError("Killed", f"{command[0]} was ended by {name}", 128 - code)

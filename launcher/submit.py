@@ -17,7 +17,7 @@ from training.runfolder import RunFolder, write_json
 
 from . import slurm
 from .errors import LaunchError, SubmissionError
-from .script import Submission, render
+from .script import Submission
 from .spec import JobSpec
 from .specfile import Resolved
 
@@ -71,21 +71,25 @@ def prepare(resolved: Resolved, workdir: Path) -> Submission:
     return Submission(folder, token, workdir)
 
 
-def submit(resolved: Resolved, submission: Submission, executor: Literal["slurm", "local"]) -> Started:
-    """Hand the prepared run to Slurm, or start it here.
+def start_local(resolved: Resolved, submission: Submission) -> Started:
+    """Start the prepared run on this machine."""
+    from . import executors
+    from .host import HostJob
+
+    process = executors.start_local(submission, HostJob(str(submission.folder.path)))
+    return Started(submission.folder, "local", str(process.pid), process)
+
+
+def submit_slurm(resolved: Resolved, submission: Submission) -> Started:
+    """Hand the prepared run to Slurm.
 
     Errors: SubmissionError, SchedulerUnreachable; the run folder then keeps what was tried in `rejected.json`.
     """
     from . import executors
-    from .host import HostJob
     from .worker import RankJob
 
     folder = submission.folder
-    if executor == "local":
-        process = executors.start_local(submission, HostJob(str(folder.path)))
-        return Started(folder, "local", str(process.pid), process)
     try:
-        render(resolved.spec, submission, [])
         job_id = executors.submit_slurm(resolved.spec, submission, RankJob(str(folder.path)))
     except LaunchError as error:
         write_json(folder.path / "rejected.json", {"time": time.time(), "error": str(error)})

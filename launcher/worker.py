@@ -9,7 +9,6 @@ import dataclasses
 import os
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from typing import Any
 import yaml
 
 from training.config import from_plain
+from training.leaving import leave, leave_later
 from training.runfolder import ATTEMPT_VARIABLE, RUN_FOLDER_VARIABLE, AttemptFolder, RunFolder, read_json, write_json
 
 from . import payload, rendezvous
@@ -27,8 +27,6 @@ from .errors import JOB_FAILED
 from .muster import Muster, RendezvousError
 from .spec import JobSpec
 
-LEAVE_WITHIN_S = 15.0
-"""After its payload ended, a rank that is still there is made to leave, whatever its clean-up waits for."""
 PEER_GRACE_S = 10.0
 """After another rank was lost, how long this one may take to fail by itself before it is made to leave."""
 MAX_TEXT = 8000
@@ -49,10 +47,10 @@ class RankJob:
             place = rendezvous.from_slurm(os.environ)
         except ValueError as error:
             print(f"launch: {error}", file=sys.stderr)
-            _leave(JOB_FAILED)
+            leave(JOB_FAILED)
         code = run_rank(folder, attempt, place)
         if code != 0:
-            _leave(code)
+            leave(code)
         leave_later(0)
 
 
@@ -100,6 +98,7 @@ def guarded(
         enter(folder, attempt, place, spec, run, variables)
         return payload.run(folder, attempt, spec)
     except payload.PayloadError as error:
+        leave_later(error.exit_code)
         record_failure(attempt, place, error.kind, str(error), None, error.exit_code)
         say(str(error))
         return error.exit_code
@@ -108,6 +107,7 @@ def guarded(
     except SystemExit as error:
         return _system_exit(attempt, place, error)
     except BaseException as error:  # noqa: BLE001 - every end of a rank is recorded, then it leaves
+        leave_later(JOB_FAILED)
         text = "".join(traceback.format_exception(error))
         print(text, file=sys.stderr, flush=True)
         record_failure(attempt, place, type(error).__name__, str(error), text)
@@ -164,13 +164,6 @@ def record_failure(
         say(f"the failure could not be recorded in {attempt.path}: {error}")
 
 
-def leave_later(code: int, within_s: float = LEAVE_WITHIN_S) -> None:
-    """Make this process leave with `code` within a bound, even when some clean-up hangs."""
-    timer = threading.Timer(within_s, lambda: os._exit(code))
-    timer.daemon = True
-    timer.start()
-
-
 def say(text: str) -> None:
     """One line of ours in the rank's log."""
     print(f"launch: {text}", file=sys.stderr, flush=True)
@@ -190,9 +183,3 @@ def _system_exit(attempt: AttemptFolder, place: rendezvous.Placement, error: Sys
     code = error.code if isinstance(error.code, int) else 1
     record_failure(attempt, place, "SystemExit", str(error.code), None, code)
     return code
-
-
-def _leave(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -22,6 +22,7 @@ from launcher.errors import BAD_SPEC, DONE, INTERRUPTED, JOB_FAILED, TERMINATED,
 from launcher.specfile import Resolved, resolve
 
 from .errors import ConfigError, DeviceError, TrainingError
+from .leaving import leave
 from .ranks import Ranks
 from .run import run
 from .runfolder import RunFolder, write_json
@@ -129,4 +130,4 @@ def _open_folder(options: argparse.Namespace, resolved: Resolved) -> RunFolder:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

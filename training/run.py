@@ -15,10 +15,11 @@ import torch.distributed as dist
 from . import config as configuration
 from .assemble import assemble
 from .device import backend, open_device
+from .leaving import leave_later
 from .loop import Job, Outcome, run_evaluation, train
 from .manifest import Found
 from .ranks import Ranks
-from .runfolder import RunFolder
+from .runfolder import RunFolder, write_json
 from .schedule import arithmetic_lines, batch_plan
 from .stop import StopFlag, agreed, handlers
 
@@ -58,7 +59,12 @@ def run(folder: RunFolder, ranks: Ranks, attempt: int, stop: StopFlag | None = N
             if outcome.kind == "stopped":
                 job.progress.note(f"stopped at step {outcome.step}/{job.total_steps} ({outcome.reason or 'asked'})")
             job.progress.close()
-        job.metrics.close(0 if outcome.kind == "done" else TERMINATED)
+        code = 0 if outcome.kind == "done" else TERMINATED
+        job.metrics.close(code)
+        if code and ranks.rank == 0 and folder.attempt(attempt).path.exists():
+            write_json(folder.attempt(attempt).stopped, {"step": outcome.step, "reason": outcome.reason})
+        bound = leave_later(code)  # all is written: only the process group is left to leave, which may hang
+    bound.cancel()
     return outcome
 
 

@@ -131,7 +131,7 @@ def test_ctrl_c_saves_and_the_same_run_would_go_on(user: Path) -> None:
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
-    assert "stopping cleanly" in errors and "stopped cleanly" in errors
+    assert "stopping cleanly" in errors and "stopped, as it was asked to" in errors
     folder = _run_folder(user)
     last = _metrics(folder)[-1]["step"]
     (saved,) = (folder / "checkpoints").glob("step-*")
@@ -147,6 +147,22 @@ def test_ctrl_c_twice_ends_the_ranks_at_once(user: Path) -> None:
     run.communicate(timeout=20)
     assert run.returncode == 130
     _wait_for(lambda: _processes_of(_run_folder(user)) == [], "the end of all ranks", 10)
+
+
+def test_ctrl_c_before_the_ranks_are_there(user: Path) -> None:
+    run = subprocess.Popen(
+        [str(LAUNCH), "spec.yaml", "train.steps=100000", "train.options.pause=0.05"],
+        cwd=user,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _wait_for(lambda: any(user.glob("runs/*/submitit/*")), "the start")
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert _processes_of(_run_folder(user)) == []
 
 
 def test_ranks_do_not_outlive_a_killed_host(user: Path) -> None:

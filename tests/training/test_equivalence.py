@@ -56,7 +56,7 @@ def task_of(name: str) -> Any:
     """Made before the ranks are forked, so once for all of them."""
     if name == "digits":
         return Digits(hidden=64)
-    return Text(context=16, width=16, depth=2, heads=2, max_bytes=8000, held_out_bytes=100)
+    return Text(context=32, width=32, depth=1, heads=2, max_bytes=16000, held_out_bytes=100)
 
 
 SIZES = {"tail of 13": 5 * GLOBAL + 13, "tail of 1": 4 * GLOBAL + 1}
