@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _COMMANDS = ("check", "show")
 _HELP = """\
 usage: launch SPEC [key=value ...] [--dry-run] [--follow] [--profile NAME]
-       launch check SPEC [key=value ...]
-       launch show SPEC [key=value ...]
+       launch check SPEC [key=value ...] [--profile NAME]
+       launch show SPEC [key=value ...] [--profile NAME]
 
 Launch a training job from a spec: on Slurm where sbatch is found, else on this machine.
 
-  SPEC            a YAML file, such as configs/ddp_2node.yaml
+  SPEC            a YAML file, such as configs/ddp_2node.yaml (one named like a command: ./check)
   key=value       override a value of the spec, such as train.optim.base_lr=2e-3 executor=local
 
 commands
@@ -70,12 +70,23 @@ def _run(arguments: list[str]) -> int:
         print(f"ddp-launcher {version('ddp-launcher')}")
         return DONE
     command = arguments[0] if arguments[0] in _COMMANDS else "launch"
+    if command == "launch":
+        _refuse_misspelt_command(arguments[0])
     options = _parse(arguments[1:] if command in _COMMANDS else arguments)
     if command == "check":
         return _check(options)
     if command == "show":
         return _show(options)
     return _launch(options)
+
+
+def _refuse_misspelt_command(word: str) -> None:
+    """`launch chek spec.yaml` is no spec named chek."""
+    import difflib
+
+    close = difflib.get_close_matches(word, _COMMANDS, n=1)
+    if close and not Path(word).exists():
+        raise UsageError(f"{word!r} is neither a command nor a file; did you mean {close[0]!r}?")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

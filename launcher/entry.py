@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
     """Join an entry to its module. What `rank` and `host` run is submitit's pickle, which our `launch` wrote."""
     match arguments:
         case ["rank" | "host", folder]:
-            os.environ.setdefault("SUBMITIT_LOG_LEVEL", "WARNING")  # its chatter would stand in every rank's log
+            os.environ.setdefault("SUBMITIT_LOG_LEVEL", "ERROR")  # its chatter would stand in every rank's log
             from .executors import run_pickled
 
             run_pickled(Path(folder))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from training.runfolder import AttemptFolder, RunFolder, append_json, read_json, write_json
 
+from . import restart
 from .errors import BAD_SPEC, DONE, JOB_FAILED, TERMINATED
 
 _ECHO = re.compile(
@@ -28,7 +29,8 @@ class Verdict:
     """How an attempt ended."""
 
     attempt: int
-    cause: Literal["done", "stopped", "failed"]
+    cause: Literal["done", "stopped", "failed", "killed"]
+    """stopped: cleanly, because it was asked to; killed: with its host process or batch script, before it could say."""
     exit_code: int
     """0, 143 after a clean stop, 2 for a fault of the user's configuration, else 5."""
     rank: int | None = None
@@ -41,6 +43,8 @@ class Verdict:
         """What the terminal says."""
         if self.cause == "done":
             return []
+        if self.cause == "killed":
+            return [f"attempt {self.attempt} was killed before it could say why"]
         if self.cause == "stopped":
             return [f"attempt {self.attempt} stopped, as it was asked to; its newest checkpoint is kept"]
         if self.rank is None:
@@ -53,12 +57,35 @@ class Verdict:
         ]
 
 
-def finish(folder: RunFolder, attempt: AttemptFolder, code: int, *, started: float, job: str, nodes: str = "") -> int:
-    """Write the attempt's verdict and its line in attempts.jsonl; returns the exit code of the job.
+def finish(
+    folder: RunFolder, attempt: AttemptFolder, code: int, *, started: float, job: str, nodes: str = ""
+) -> Verdict:
+    """Write the attempt's verdict and its line in attempts.jsonl, and say it.
 
     `code` is srun's exit code, or that of the first rank that left with one.
     """
     verdict = judge(folder, attempt, code)
+    _write(folder, attempt, verdict, started=started, end=time.time(), job=job, nodes=nodes)
+    for text in verdict.lines():
+        print(f"launch: {text}", file=sys.stderr, flush=True)
+    return verdict
+
+
+def close_earlier(folder: RunFolder, attempt: AttemptFolder) -> None:
+    """Give earlier attempts that were killed with their batch script or host process the verdict that they lack."""
+    for number in range(1, attempt.number):
+        earlier = folder.attempt(number)
+        if not earlier.path.exists() or earlier.result.exists():
+            continue
+        failures = earlier.failures()
+        verdict = judge(folder, earlier, JOB_FAILED) if failures else Verdict(number, "killed", JOB_FAILED)
+        times = [path.stat().st_mtime for path in earlier.path.iterdir()] or [earlier.path.stat().st_mtime]
+        _write(folder, earlier, verdict, started=min(times), end=max(times), job="", nodes="")
+
+
+def _write(
+    folder: RunFolder, attempt: AttemptFolder, verdict: Verdict, *, started: float, end: float, job: str, nodes: str
+) -> None:
     write_json(attempt.result, asdict(verdict))
     first_step, last_step = _steps(folder, attempt.number)
     line = {
@@ -66,16 +93,13 @@ def finish(folder: RunFolder, attempt: AttemptFolder, code: int, *, started: flo
         "job": job,
         "nodes": nodes,
         "start": started,
-        "end": time.time(),
+        "end": end,
         "cause": verdict.cause,
         "exit_code": verdict.exit_code,
         "first_step": first_step,
         "last_step": last_step,
     }
     append_json(folder.attempts_jsonl, line)
-    for text in verdict.lines():
-        print(f"launch: {text}", file=sys.stderr, flush=True)
-    return verdict.exit_code
 
 
 def judge(folder: RunFolder, attempt: AttemptFolder, code: int) -> Verdict:
@@ -102,12 +126,14 @@ def read_verdict(attempt: AttemptFolder) -> Verdict | None:
 
 
 def main(arguments: list[str], env: Mapping[str, str]) -> int:
-    """`finish RUN ATTEMPT CODE STARTED`, at the end of the batch script."""
+    """`finish RUN ATTEMPT CODE STARTED`, at the end of the batch script; returns the exit code of the job."""
     run, number, code, started = arguments
     folder = RunFolder(Path(run))
     job = env.get("SLURM_JOB_ID", "")
     nodes = env.get("SLURM_JOB_NODELIST", "")
-    return finish(folder, folder.attempt(int(number)), int(code), started=float(started), job=job, nodes=nodes)
+    verdict = finish(folder, folder.attempt(int(number)), int(code), started=float(started), job=job, nodes=nodes)
+    restart.after(folder, verdict.cause, job)
+    return verdict.exit_code
 
 
 def _root_cause(failures: list[dict[str, Any]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from .errors import DONE, JOB_FAILED, TERMINATED
 from .executors import OUTER_GPUS_VARIABLE
 from .gpus import assign
 from .processes import die_with_parent
+from .runspec import load_spec
 from .spec import JobSpec
 
 FAIL_GRACE_S = 5.0
@@ -45,7 +46,9 @@ class HostJob:
         folder = RunFolder(Path(self.run_folder))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # `launch` turns Ctrl-C into SIGTERM
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        code = run_attempt(folder, folder.take_attempt())
+        attempt = folder.take_attempt()
+        finish.close_earlier(folder, attempt)
+        code = run_attempt(folder, attempt)
         if code != DONE:
             sys.stdout.flush()
             os._exit(code)
@@ -82,7 +85,7 @@ class _Ranks:
 
 def run_attempt(folder: RunFolder, attempt: AttemptFolder) -> int:
     """Fork the ranks, wait for them all, write the verdict; returns the attempt's exit code."""
-    spec = worker.load_spec(folder)
+    spec = load_spec(folder)
     started = time.time()
     ranks = _Ranks(rendezvous.emulated(spec.resources.nodes, spec.resources.tasks_per_node))
     for number in _STOP_SIGNALS:
@@ -105,7 +108,7 @@ def run_attempt(folder: RunFolder, attempt: AttemptFolder) -> int:
     worst = next((code for code in ranks.codes.values() if code != DONE), never_forked)
     if ranks.stop_signals and worst != DONE and not attempt.stopped.exists():
         write_json(attempt.stopped, {"step": None, "reason": "ended before it could save"})
-    return finish.finish(folder, attempt, worst, started=started, job="local")
+    return finish.finish(folder, attempt, worst, started=started, job="local").exit_code
 
 
 def _preload() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from types import FrameType
 
 from ddp_launcher import step_aside
@@ -17,6 +18,8 @@ from .processes import die_with_parent
 from .spec import JobSpec
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+SIGNAL_SETTLES_S = 0.2
+"""How long the signal that ended a command may take to reach this process too, when the scheduler sent it to all."""
 
 
 class PayloadError(Exception):
@@ -74,6 +77,8 @@ def run_command(attempt: AttemptFolder, command: list[str]) -> int:
     for number in _PASSED_ON:
         signal.signal(number, pass_on)
     code = child.wait()
+    if -code in _PASSED_ON:
+        time.sleep(SIGNAL_SETTLES_S)  # sent to all processes of the step: ours may be on its way still
     if code != 0 and asked:
         if os.environ["RANK"] == "0":
             write_json(attempt.stopped, {"step": None, "reason": signal.Signals(asked[0]).name})

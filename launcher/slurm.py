@@ -14,7 +14,7 @@ SUBMIT_TIMEOUT_S = 60
 QUERY_TIMEOUT_S = 20
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|socket timed out|connection refused|communication connection failure"
-    r"|zero bytes were transmitted|no route to host|unable to establish config source|not responding",
+    r"|zero bytes were transmitted|no route to host|establish (a )?config(uration)? source|not responding",
     re.IGNORECASE,
 )
 ENDED = frozenset(
@@ -70,6 +70,13 @@ def job_state(job_id: str) -> JobState:
     if done.returncode != 0 and _UNREACHABLE.search(done.stderr):
         raise SchedulerUnreachable(f"squeue: {done.stderr.strip()}")
     return _accounted_state(job_id)
+
+
+def requeue(job_id: str) -> None:
+    """Put a job back into the queue, under the same id. Errors: SubmissionError, SchedulerUnreachable."""
+    done = _run(["scontrol", "requeue", job_id], QUERY_TIMEOUT_S)
+    if done.returncode != 0:
+        raise SubmissionError(f"scontrol requeue {job_id}: {done.stderr.strip()}")
 
 
 def _accounted_state(job_id: str) -> JobState:

@@ -65,8 +65,8 @@ class Restart:
     """What happens after an attempt that did not finish."""
 
     mode: Literal["auto", "none"] = "auto"
-    """auto: Slurm starts the job again after a preemption or a node failure, and it resumes from its newest
-    checkpoint; none: it does not."""
+    """auto: Slurm starts the job again, under the same id, after a node failure, a preemption or its time limit, and it
+    goes on from its newest checkpoint; none: it does not."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ def where(spec: JobSpec, run: Started) -> str:
 
 def hints(run: Started) -> list[str]:
     """How to look at a job that was submitted, and how to end it."""
-    return [f"output {_shown(run)}/attempts/0001/rank-0000.log", f"cancel scancel {run.job_id}"]
+    return [f"output: {_shown(run)}/attempts/0001/rank-0000.log", f"to cancel: scancel {run.job_id}"]
 
 
 def _shown(run: Started) -> str:

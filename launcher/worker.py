@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from training.config import from_plain
 from training.leaving import leave, leave_later
 from training.runfolder import ATTEMPT_VARIABLE, RUN_FOLDER_VARIABLE, AttemptFolder, RunFolder, read_json, write_json
 
-from . import payload, rendezvous
+from . import finish, payload, rendezvous
 from .errors import JOB_FAILED
 from .muster import Muster, RendezvousError
+from .runspec import load_spec
 from .spec import JobSpec
 
 PEER_GRACE_S = 10.0
@@ -48,17 +46,12 @@ class RankJob:
         except ValueError as error:
             print(f"launch: {error}", file=sys.stderr)
             leave(JOB_FAILED)
+        if place.rank == 0:
+            finish.close_earlier(folder, attempt)
         code = run_rank(folder, attempt, place)
         if code != 0:
             leave(code)
         leave_later(0)
-
-
-def load_spec(folder: RunFolder) -> JobSpec:
-    """The resolved spec of a run folder, as typed."""
-    values = yaml.load(folder.spec.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    spec: JobSpec = from_plain(JobSpec, values)
-    return spec
 
 
 def run_rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placement) -> int:

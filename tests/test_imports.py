@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = {"config", "runfolder", "schedule", "progress", "ranks", "errors", "leaving"}
+SHARED = {"config", "runfolder", "schedule", "progress", "ranks", "errors", "leaving", "tasks"}
 """Modules of `training` that the launcher may import anywhere: free of torch, as the last test shows."""
 OWNERS = {
     "omegaconf": {"launcher/reading/omega.py"},

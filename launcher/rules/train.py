@@ -8,12 +8,13 @@ import re
 from training.config import BatchConfig, OptimConfig, TrainConfig
 from training.errors import ConfigError
 from training.schedule import BatchPlan, batch_plan, check_schedule
+from training.tasks import OPTIONS
 
 from ..reading.schema import did_you_mean
 from ..spec import JobSpec
 from .report import Report
 
-BUILT_IN_TASKS = ("digits", "text", "synthetic")
+BUILT_IN_TASKS = tuple(OPTIONS)
 DIGITS_TRAINING_SAMPLES = 1437
 """Training images of the built-in task `digits`; it takes no option that changes them."""
 
@@ -28,6 +29,7 @@ def check_train(spec: JobSpec, report: Report) -> None:
     if config is None:
         return
     _check_task(config.task, report)
+    _check_options(config, report)
     _check_length(config, report)
     _check_optim(config.optim, report)
     _check_at_least(config, report)
@@ -42,6 +44,23 @@ def _check_task(task: str, report: Report) -> None:
     if not right.startswith("did"):
         right = f"write one of {', '.join(BUILT_IN_TASKS)}, or your own as package.module:Class"
     report.add("train.task", f"{task!r} is neither a built-in task nor an import path", right)
+
+
+def _check_options(config: TrainConfig, report: Report) -> None:
+    """Options of built-in tasks. Those of a user's own are known only where it can be imported: on the ranks."""
+    known = OPTIONS.get(config.task)
+    for name, value in config.options.items() if known is not None else ():
+        assert known is not None
+        path = f"train.options.{name}"
+        if name not in known:
+            right = did_you_mean(name, list(known))
+            right = right if right.startswith("did") else f"it takes {', '.join(known)}"
+            report.add(path, f"the task {config.task} has no such option", right)
+        elif isinstance(value, bool) or not isinstance(value, (int, float) if known[name] is float else int):
+            kind = "a number" if known[name] is float else "a whole number"
+            report.add(path, f"{value!r} is of the wrong type", f"give {kind}")
+        elif known[name] is int and value < 1:
+            report.add(path, f"{value} is out of range", "give at least 1")
 
 
 def _check_length(config: TrainConfig, report: Report) -> None:

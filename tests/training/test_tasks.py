@@ -6,18 +6,20 @@ pytest tests/training/test_tasks.py
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import math
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 
 from training.errors import DataError
+from training.tasks import OPTIONS
 from training.tasks.digits import Digits
 from training.tasks.synthetic import Synthetic
 from training.tasks.text import Text
@@ -93,3 +95,10 @@ def test_a_loss_is_a_sum_with_its_weight(make: Callable[[], Any], weight: int, l
     assert counted / 5 == getattr(task, "weight_per_sample", 1.0)
     parts = [task.loss(model, task.train_data().fetch(np.array([i])))[0] for i in range(5)]
     torch.testing.assert_close(torch.stack(parts).sum(), total)
+
+
+@pytest.mark.parametrize(("name", "task"), [("digits", Digits), ("text", Text), ("synthetic", Synthetic)])
+def test_the_launcher_knows_every_option_of_a_built_in_task(name: str, task: type) -> None:
+    hints = get_type_hints(task.__init__)
+    parameters = list(inspect.signature(task).parameters)
+    assert {parameter: hints[parameter] for parameter in parameters} == OPTIONS[name]
