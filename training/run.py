@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +25,7 @@ from .runfolder import RunFolder, write_json
 from .schedule import arithmetic_lines, batch_plan
 from .stop import StopFlag, agreed, handlers
 
+STORE_WAIT_S = 10.0
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Longest wait in a collective: longer than any save or evaluation batch, shorter than torch's half hour."""
 _kept: list[Any] = []
@@ -98,6 +101,20 @@ def last_evaluation(folder: RunFolder, step: int) -> dict[str, float] | None:
     return None
 
 
+def _wait_for_store(address: str, port: int) -> None:
+    """Wait a few seconds until rank 0 listens: torch's own client, refused once, comes back only after half a second.
+
+    Whatever is wrong here is left to torch, which says it better.
+    """
+    deadline = time.monotonic() + STORE_WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection((address, port), timeout=1.0).close()
+            return
+        except OSError:
+            time.sleep(0.005)
+
+
 @contextmanager
 def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
     """The default process group, from MASTER_ADDR and MASTER_PORT; none for a single process.
@@ -107,6 +124,8 @@ def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
     if ranks.world_size == 1:
         yield
         return
+    if ranks.rank != 0 and "MASTER_ADDR" in os.environ:
+        _wait_for_store(os.environ["MASTER_ADDR"], int(os.environ.get("MASTER_PORT", "29500")))
     dist.init_process_group(
         backend(device),
         init_method="env://",

@@ -50,7 +50,7 @@ def test_control_characters_are_refused_in_lists_and_mappings(faults: Faults) ->
 def test_what_reaches_its_reader_through_a_file_is_free_but_for_nul(resolve: Resolve, faults: Faults) -> None:
     value = "a\n\t\x1b$(id) `id` \"' \\"
     assert resolve(COMMAND, f"env.A={value}").spec.env == {"A": value}
-    assert resolve(TRAIN, f"train.options.a={value}").spec.train.options == {"a": value}
+    assert resolve(TRAIN, "train.task=m:T", f"train.options.a={value}").spec.train.options == {"a": value}
     resolved = resolve('name: x\ncommand:\n- sh\n- -c\n- |\n  echo "$1"\n  exit 3\n- "\\e"\n')
     assert resolved.spec.command == ["sh", "-c", 'echo "$1"\nexit 3\n', "\x1b"]
     assert faults('name: x\ncommand: [a, "b\\0c"]\nenv: {A: "\\0"}\n') == [
