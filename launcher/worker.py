@@ -20,7 +20,7 @@ from training.leaving import leave, leave_later
 from training.runfolder import ATTEMPT_VARIABLE, RUN_FOLDER_VARIABLE, AttemptFolder, RunFolder, read_json, write_json
 
 from . import finish, payload, rendezvous
-from .errors import JOB_FAILED
+from .errors import INTERRUPTED, JOB_FAILED
 from .muster import Muster, RendezvousError
 from .runspec import load_spec
 from .spec import JobSpec
@@ -54,23 +54,34 @@ class RankJob:
         leave_later(0)
 
 
+@dataclass(frozen=True)
+class Rank:
+    """One rank and all that it needs to know of its run."""
+
+    folder: RunFolder
+    attempt: AttemptFolder
+    place: rendezvous.Placement
+    spec: JobSpec
+    run: Mapping[str, Any]
+    """What run.json says."""
+
+
 def run_rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placement) -> int:
     """Meet the other ranks, run the payload, tell how it ended. Returns the exit code; never raises."""
-    spec = load_spec(folder)
-    run = read_json(folder.run_json)
+    rank = Rank(folder, attempt, place, load_spec(folder), read_json(folder.run_json))
     try:
-        muster = Muster.join(place, run["secret"], attempt.number, spec.rendezvous.timeout_s, say)
+        muster = Muster.join(place, rank.run["secret"], attempt.number, rank.spec.rendezvous.timeout_s, say)
     except RendezvousError as error:
         record_failure(attempt, place, "RendezvousError", str(error), None)
         say(str(error))
         return JOB_FAILED
-    muster.watch(lambda rank, host, reason: _peer_lost(attempt, place, rank, host, reason))
-    interface = spec.rendezvous.interface or muster.interface
-    cpus = spec.resources.cpus_per_task
+    muster.watch(lambda number, host, reason: _peer_lost(rank, number, host, reason))
+    interface = rank.spec.rendezvous.interface or muster.interface
+    cpus = rank.spec.resources.cpus_per_task
     variables = rendezvous.variables(place, muster.address, muster.port, cpus, interface)
-    if spec.command is not None:
+    if rank.spec.command is not None:
         muster.release_port()
-    code = guarded(folder, attempt, place, spec, run, variables)
+    code = guarded(rank, variables)
     if code == 0 or not attempt.failure(place.rank).exists():
         muster.goodbye(code)
     else:
@@ -78,25 +89,19 @@ def run_rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placem
     return code
 
 
-def guarded(
-    folder: RunFolder,
-    attempt: AttemptFolder,
-    place: rendezvous.Placement,
-    spec: JobSpec,
-    run: Mapping[str, Any],
-    variables: dict[str, str],
-) -> int:
+def guarded(rank: Rank, variables: dict[str, str]) -> int:
     """Set the rank's environment and run the payload; whatever it raises becomes a failure record and an exit code."""
+    attempt, place = rank.attempt, rank.place
     try:
-        enter(folder, attempt, place, spec, run, variables)
-        return payload.run(folder, attempt, spec)
+        enter(rank, variables)
+        return payload.run(rank.folder, attempt, rank.spec)
     except payload.PayloadError as error:
         leave_later(error.exit_code)
         record_failure(attempt, place, error.kind, str(error), None, error.exit_code)
         say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except SystemExit as error:
         return _system_exit(attempt, place, error)
     except BaseException as error:  # noqa: BLE001 - every end of a rank is recorded, then it leaves
@@ -107,23 +112,17 @@ def guarded(
         return JOB_FAILED
 
 
-def enter(
-    folder: RunFolder,
-    attempt: AttemptFolder,
-    place: rendezvous.Placement,
-    spec: JobSpec,
-    run: Mapping[str, Any],
-    variables: dict[str, str],
-) -> None:
+def enter(rank: Rank, variables: dict[str, str]) -> None:
     """Working folder, import path and environment of the payload; the rendezvous variables go to env-<rank>.json."""
-    variables[RUN_FOLDER_VARIABLE] = str(folder.path)
-    variables[ATTEMPT_VARIABLE] = str(attempt.number)
+    variables[RUN_FOLDER_VARIABLE] = str(rank.folder.path)
+    variables[ATTEMPT_VARIABLE] = str(rank.attempt.number)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its C++ side warns of every address without a name
     os.environ.update(variables)
-    os.environ.update(spec.env)
-    write_json(attempt.environment(place.rank), {"host": socket.gethostname(), "pid": os.getpid(), **variables})
-    os.chdir(run["workdir"])
-    user_path = [*run["python_path"], run["workdir"]]
+    os.environ.update(rank.spec.env)
+    seen = {"host": socket.gethostname(), "pid": os.getpid(), **variables}
+    write_json(rank.attempt.environment(rank.place.rank), seen)
+    os.chdir(rank.run["workdir"])
+    user_path = [*rank.run["python_path"], rank.run["workdir"]]
     sys.path[:0] = [entry for entry in user_path if entry not in sys.path]
 
 
@@ -162,17 +161,17 @@ def say(text: str) -> None:
     print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
-def _peer_lost(attempt: AttemptFolder, place: rendezvous.Placement, rank: int, host: str, reason: str) -> None:
+def _peer_lost(rank: Rank, number: int, host: str, reason: str) -> None:
     """Another rank is gone: this one would wait for it in its next collective, so it has to leave as well."""
-    say(f"rank {rank} on {host}: {reason}")
-    lost = dataclasses.replace(place, rank=rank)
-    record_failure(attempt, lost, LOST, f"{reason} (seen by rank {place.rank})", None, host=host)
+    say(f"rank {number} on {host}: {reason}")
+    lost = dataclasses.replace(rank.place, rank=number)
+    record_failure(rank.attempt, lost, LOST, f"{reason} (seen by rank {rank.place.rank})", None, host=host)
     leave_later(JOB_FAILED, PEER_GRACE_S)
 
 
 def _system_exit(attempt: AttemptFolder, place: rendezvous.Placement, error: SystemExit) -> int:
-    if error.code is None or error.code == 0:
-        return 0
-    code = error.code if isinstance(error.code, int) else 1
+    """A rank that leaves in the middle of a run fails it, whatever code it leaves with: the others still need it."""
+    code = error.code if isinstance(error.code, int) and error.code else JOB_FAILED
+    leave_later(code)
     record_failure(attempt, place, "SystemExit", str(error.code), None, code)
     return code

@@ -49,6 +49,16 @@ class Exits(Good):
         if os.environ["RANK"] == "1":
             raise SystemExit(7)
 
+class ExitsWell(Good):
+    def step(self, x):
+        if os.environ["RANK"] == "1":
+            raise SystemExit(0)
+
+class Vanishes(Good):
+    def step(self, x):
+        if os.environ["RANK"] == "1":
+            os._exit(0)
+
 class HangsAtExit(Good):
     def step(self, x):
         import threading

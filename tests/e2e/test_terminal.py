@@ -1,4 +1,4 @@
-"""Proves what a person sees at a terminal: a bar that moves in place, no colour if not wanted, plain lines elsewhere."""
+"""Proves what a person sees at a terminal: a bar that moves in place, no colour if unwanted, plain lines elsewhere."""
 
 from __future__ import annotations
 
