@@ -5,11 +5,13 @@ python -m pytest tests/e2e/test_cluster.py
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pwd
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import pytest
 
 from tests.clusterfix import Cluster
 
-from .conftest import LAUNCH, Launch, environment
+from .conftest import Launch, environment
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,20 +165,49 @@ def test_uneven_ranks_and_typed_gpus_see_what_slurm_gave_them(
     assert {log[2] for log in logs} == {"0,1"} and {log[3] for log in logs} == {"1"}
 
 
-def test_an_ordinary_user_trains_too(tmp_path_factory: pytest.TempPathFactory, on_slurm: dict[str, str]) -> None:
-    """The checkout must be readable to them, so they get a copy of the code and the interpreter that runs here."""
+def _copy_of_the_code(site: Path) -> None:
+    """What `launch` needs for a command, where everybody can read it: a checkout may lie in a private folder."""
+    for name in ("launcher", "training", "ddp_launcher.py"):
+        source = ROOT / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, site / name)
+    for name in ("omegaconf", "submitit", "cloudpickle", "yaml", "typing_extensions"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.origin is not None
+        origin = Path(spec.origin)
+        if origin.name == "__init__.py":
+            shutil.copytree(origin.parent, site / name)
+        else:
+            shutil.copy(origin, site / origin.name)
+
+
+def _python_for_everybody(user: pwd.struct_passwd) -> str:
+    """This interpreter, or Debian's where this one lies in a private folder."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        try:
+            subprocess.run([python, "-c", ""], user=user.pw_uid, group=user.pw_gid, extra_groups=[], check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return python
+    raise AssertionError("no Python here that an ordinary user may run")
+
+
+def test_an_ordinary_user_launches_too(on_slurm: dict[str, str]) -> None:
     home = Path("/var/tmp") / f"ddp-launcher-test-{os.getpid()}"
     nobody = pwd.getpwnam("nobody")
-    home.mkdir()
+    (home / "site").mkdir(parents=True)
     try:
+        _copy_of_the_code(home / "site")
         (home / "spec.yaml").write_text(
             "name: u\nexecutor: slurm\nresources: {nodes: 2}\ncommand: [sh, -c, 'id -un; umask']\n"
         )
-        os.chown(home, nobody.pw_uid, nobody.pw_gid)
+        for path in (home, *home.rglob("*")):
+            os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        program = "import sys, ddp_launcher; sys.argv[0] = 'launch'; sys.exit(ddp_launcher.main())"
         done = subprocess.run(
-            [LAUNCH, "spec.yaml", "--follow"],
+            [_python_for_everybody(nobody), "-c", program, "spec.yaml", "--follow"],
             cwd=home,
-            env=on_slurm | {"HOME": str(home)},
+            env=on_slurm | {"HOME": str(home), "PYTHONPATH": str(home / "site")},
             user=nobody.pw_uid,
             group=nobody.pw_gid,
             extra_groups=[],
