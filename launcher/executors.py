@@ -25,6 +25,8 @@ from .spec import JobSpec
 
 OUTER_GPUS_VARIABLE = "DDP_OUTER_CUDA_VISIBLE_DEVICES"
 """The GPUs that the user lets this machine's run see: submitit sets CUDA_VISIBLE_DEVICES anew for its local jobs."""
+MINDER_VARIABLE = "DDP_LAUNCH_PID"
+"""The process that shows a local run: when it is killed, the run saves and stops."""
 _USER_DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_PARTITION": "partition",
@@ -81,7 +83,7 @@ class LocalExecutor(submitit.LocalExecutor):
     def _submit_command(self, command: str) -> submitit.LocalJob[Any]:
         """As submitit's, but with Ctrl-C blocked in the controller, which would answer it by killing the ranks."""
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-        ours = {} if gpus is None else {OUTER_GPUS_VARIABLE: gpus}
+        ours = {MINDER_VARIABLE: str(os.getpid())} | ({} if gpus is None else {OUTER_GPUS_VARIABLE: gpus})
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.environ.update(ours)
         try:

@@ -20,7 +20,7 @@ from training.runfolder import AttemptFolder, RunFolder, read_json, write_json
 
 from . import finish, rendezvous, worker
 from .errors import DONE, JOB_FAILED, TERMINATED
-from .executors import OUTER_GPUS_VARIABLE
+from .executors import MINDER_VARIABLE, OUTER_GPUS_VARIABLE
 from .gpus import assign
 from .processes import die_with_parent
 from .runspec import load_spec
@@ -31,6 +31,8 @@ FAIL_GRACE_S = 5.0
 STOP_GRACE_S = 120.0
 """After a stop was asked for, how long the ranks may take to save and leave."""
 POLL_S = 0.02
+MINDER_POLL_S = 1.0
+"""How often the host looks whether `launch`, which shows the run, is still there."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT)
 """All ask the ranks to save and stop, but for SIGQUIT, which ends them at once."""
 
@@ -64,6 +66,7 @@ class _Ranks:
     codes: dict[int, int] = field(default_factory=dict)
     """rank -> exit code."""
     stop_signals: int = 0
+    looked_at: float = 0.0
     deadline: float | None = None
     killed: bool = False
     """Whether the rest was killed by this process: their ends then say nothing about the cause."""
@@ -72,6 +75,15 @@ class _Ranks:
         self.killed |= number == signal.SIGKILL
         for pid in list(self.running):
             _signal(os.killpg, pid, number)
+
+    def stop_without_minder(self) -> None:
+        """Stop when `launch` was killed: nobody would see this run any more, or could end it."""
+        if self.stop_signals or time.monotonic() < self.looked_at + MINDER_POLL_S:
+            return
+        self.looked_at = time.monotonic()
+        minder = os.environ.get(MINDER_VARIABLE)
+        if minder is not None and not Path("/proc", minder).exists():
+            self.on_signal(signal.SIGTERM, None)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_signals += 1
@@ -157,6 +169,7 @@ def _gpu_environment(place: rendezvous.Placement, spec: JobSpec, env: Mapping[st
 def _wait(ranks: _Ranks, attempt: AttemptFolder) -> None:
     """Reap ranks until none is left; after the first failure the others get a short time, then SIGKILL."""
     while ranks.running:
+        ranks.stop_without_minder()
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in ranks.running:
             rank = ranks.running.pop(pid)

@@ -177,6 +177,16 @@ def test_ranks_do_not_outlive_a_killed_host(user: Path) -> None:
     _wait_for(lambda: _processes_of(folder) == [], "the end of all ranks", 10)
 
 
+def test_a_run_saves_and_ends_when_its_launch_was_killed(user: Path) -> None:
+    run = _start(user)
+    run.kill()
+    run.communicate(timeout=30)
+    folder = _run_folder(user)
+    _wait_for(lambda: _processes_of(folder) == [], "the end of all ranks", 30)
+    assert json.loads((folder / "attempts/0001/result.json").read_text())["cause"] == "stopped"
+    assert list((folder / "checkpoints").glob("step-*/manifest.json"))
+
+
 def test_arguments_arrive_byte_for_byte_and_run_nothing(user: Path, launch: Launch) -> None:
     words = [
         "$(touch pwned)",

@@ -32,7 +32,7 @@ slurm:
   partition: main
   options: {mail-type: END, nice: 007}
 train:
-  task: digits
+  task: digits_of_mine:Digits
   epochs: 20
   batch: {global: 128}
   optim: {base_lr: 1.0e-3, base_batch: 32}

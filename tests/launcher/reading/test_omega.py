@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 Resolve = Callable[..., Any]
 Faults = Callable[..., list[str]]
-BASE = "name: x\nresources: {nodes: 2}\ntrain: {task: text, epochs: 1, batch: {per_rank: 8}}\n"
+BASE = "name: x\nresources: {nodes: 2}\ntrain: {task: 'mine:Text', epochs: 1, batch: {per_rank: 8}}\n"
 
 
 def test_a_key_with_the_name_of_a_python_keyword_can_be_referred_to(resolve: Resolve) -> None:
