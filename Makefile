@@ -9,6 +9,7 @@ STAMP := $(VENV)/.installed
 
 demo: $(STAMP)
 	"$(BIN)/launch" configs/quickstart.yaml executor=local
+	@echo; echo "To use launch in this shell: source $(VENV)/bin/activate"
 
 test: $(STAMP)
 	"$(BIN)/python" -m pytest $(ARGS)

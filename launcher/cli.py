@@ -91,12 +91,14 @@ def _refuse_misspelt_command(word: str) -> None:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = _Parser(prog="launch", add_help=False, allow_abbrev=False)
-    parser.add_argument("spec", metavar="SPEC")
+    parser.add_argument("spec", metavar="SPEC", nargs="?")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--profile")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--follow", action="store_true")
     options = parser.parse_intermixed_args(arguments)
+    if options.spec is None:
+        raise UsageError("the SPEC is missing: give a YAML file; see launch --help")
     for override in options.overrides:
         if "=" not in override:
             raise UsageError(f"{override!r} is neither an option nor key=value; see launch --help")

@@ -10,7 +10,7 @@ from training.runfolder import ATTEMPT_VARIABLE, RUN_FOLDER_VARIABLE
 
 from . import rendezvous
 from .environment import is_outer_job_variable, masked
-from .gpus import assign
+from .gpus import assign, per_node
 from .script import Submission, door_command, rank_command, render
 from .spec import JobSpec
 
@@ -51,8 +51,10 @@ def _rank_lines(
     variables["MASTER_PORT"] = "<free port, another one in each attempt>"
     variables[RUN_FOLDER_VARIABLE] = str(submission.folder.path)
     variables[ATTEMPT_VARIABLE] = "<number of the attempt>"
-    gpus = assign(spec.resources, place, env.get("CUDA_VISIBLE_DEVICES")) if executor == "local" else f"<{ON_SLURM}>"
-    variables["CUDA_VISIBLE_DEVICES"] = gpus
+    if executor == "local":
+        variables["CUDA_VISIBLE_DEVICES"] = assign(spec.resources, place, env.get("CUDA_VISIBLE_DEVICES"))
+    elif per_node(spec.resources) or "gpu" in (spec.slurm.gres or ""):
+        variables["CUDA_VISIBLE_DEVICES"] = f"<{ON_SLURM}>"
     variables |= spec.env
     where = f"node {place.node_rank}" + (" (emulated)" if executor == "local" and spec.resources.nodes > 1 else "")
     return [

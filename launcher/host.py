@@ -22,7 +22,7 @@ from . import finish, rendezvous, worker
 from .errors import DONE, JOB_FAILED, TERMINATED
 from .executors import MINDER_VARIABLE, OUTER_GPUS_VARIABLE
 from .gpus import assign
-from .processes import die_with_parent
+from .processes import die_with_parent, is_running
 from .runspec import load_spec
 from .spec import JobSpec
 
@@ -82,7 +82,7 @@ class _Ranks:
             return
         self.looked_at = time.monotonic()
         minder = os.environ.get(MINDER_VARIABLE)
-        if minder is not None and not Path("/proc", minder).exists():
+        if minder is not None and not is_running(int(minder)):
             self.on_signal(signal.SIGTERM, None)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:

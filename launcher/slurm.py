@@ -93,7 +93,10 @@ def _accounted_state(job_id: str) -> JobState:
 def _refusal(stderr: str) -> SubmissionError | SchedulerUnreachable:
     text = "\n".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in stderr.strip().splitlines())
     if _UNREACHABLE.search(stderr):
-        return SchedulerUnreachable(f"Slurm does not answer: {text}; nothing was submitted, try again when it is back")
+        return SchedulerUnreachable(
+            f"Slurm does not answer: {text}; nothing was submitted. Try again when it is back, set SLURM_CONF to its "
+            "slurm.conf if this shell lacks it, or stay on this machine with executor=local"
+        )
     return SubmissionError(f"Slurm refused the job: {text}; nothing was submitted")
 
 

@@ -6,6 +6,7 @@ import getpass
 import os
 import platform
 import secrets
+import shutil
 import socket
 import subprocess
 import time
@@ -83,7 +84,8 @@ def start_local(resolved: Resolved, submission: Submission) -> Started:
 def submit_slurm(resolved: Resolved, submission: Submission) -> Started:
     """Hand the prepared run to Slurm.
 
-    Errors: SubmissionError, SchedulerUnreachable; the run folder then keeps what was tried in `rejected.json`.
+    Errors: SubmissionError, and the run folder is gone again; SchedulerUnreachable, and it stays with `rejected.json`,
+    since a job may have come of it after all.
     """
     from . import executors
     from .worker import RankJob
@@ -91,6 +93,9 @@ def submit_slurm(resolved: Resolved, submission: Submission) -> Started:
     folder = submission.folder
     try:
         job_id = executors.submit_slurm(resolved.spec, submission, RankJob(str(folder.path)))
+    except SubmissionError:
+        shutil.rmtree(folder.path)
+        raise
     except LaunchError as error:
         write_json(folder.path / "rejected.json", {"time": time.time(), "error": str(error)})
         raise

@@ -122,7 +122,7 @@ def enter(rank: Rank, variables: dict[str, str]) -> None:
     seen = {"host": socket.gethostname(), "pid": os.getpid(), **variables}
     write_json(rank.attempt.environment(rank.place.rank), seen)
     os.chdir(rank.run["workdir"])
-    user_path = [*rank.run["python_path"], rank.run["workdir"]]
+    user_path = [*rank.run["python_path"], rank.run["workdir"], str(Path(rank.run["spec"]).parent)]
     sys.path[:0] = [entry for entry in user_path if entry not in sys.path]
 
 
@@ -163,6 +163,7 @@ def say(text: str) -> None:
 
 def _peer_lost(rank: Rank, number: int, host: str, reason: str) -> None:
     """Another rank is gone: this one would wait for it in its next collective, so it has to leave as well."""
+    host = socket.gethostname() if host.startswith("127.") else host  # an emulated node's address
     say(f"rank {number} on {host}: {reason}")
     lost = dataclasses.replace(rank.place, rank=number)
     record_failure(rank.attempt, lost, LOST, f"{reason} (seen by rank {rank.place.rank})", None, host=host)

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from torch.distributed.rendezvous import rendezvous
 
+from ddp_launcher import step_aside
 from launcher.errors import BAD_SPEC, DONE, INTERRUPTED, JOB_FAILED, TERMINATED, LaunchError
 from launcher.specfile import Resolved, resolve
 
@@ -51,6 +52,7 @@ def main(arguments: list[str]) -> int:
     with handlers(StopFlag()) as stop:
         try:
             folder, attempt, store = _share(options, ranks)
+            step_aside(sys.path)
             outcome = run(folder, ranks, attempt, stop)
             del store
         except _Elsewhere:
@@ -104,7 +106,7 @@ def _prepare(options: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     return {
         "folder": str(folder.path),
         "attempt": folder.take_attempt().number,
-        "python_path": [str(base / entry) for entry in resolved.spec.python_path],
+        "python_path": [*(str(base / entry) for entry in resolved.spec.python_path), str(base)],
     }
 
 

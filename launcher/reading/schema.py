@@ -89,8 +89,34 @@ def example(kind: Any) -> str:
     return {int: " such as 4", float: " such as 1e-3"}.get(kind, "")
 
 
+_OTHER_WORDS = {
+    "lr": "base_lr",
+    "learning_rate": "base_lr",
+    "type": "name",
+    "warmup": "warmup_steps",
+    "lr_decay": "decay",
+    "gpus": "gpus_per_node",
+    "gpu": "gpus_per_node",
+    "cpus": "cpus_per_task",
+    "mem": "memory",
+    "ntasks_per_node": "tasks_per_node",
+    "walltime": "time",
+    "timeout": "time",
+    "queue": "partition",
+    "batch_size": "batch",
+    "fp16": "bf16",
+    "half": "bf16",
+    "float16": "bf16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+}
+"""What other tools call what we have, by no likeness of letters."""
+
+
 def did_you_mean(given: str, known: list[str]) -> str:
     """The remedy for a name that is not known: the closest one, else all."""
+    if _OTHER_WORDS.get(given) in known:
+        return f"did you mean {_OTHER_WORDS[given]}?"
     if close := get_close_matches(given, known, n=1):
         return f"did you mean {close[0]}?"
     return f"known here: {', '.join(known)}" if known else "nothing is known here"
@@ -100,6 +126,8 @@ def did_you_mean_key(given: str, section: type[Any], prefix: str, top: type[Any]
     """The remedy for an unknown key: a sibling of a similar name, a key of that name elsewhere, else all siblings."""
     siblings = list(fields_of(section))
     name = given.replace("-", "_")
+    if _OTHER_WORDS.get(name) in siblings:
+        return f"did you mean {prefix}{_OTHER_WORDS[name]}?"
     if not get_close_matches(name, siblings, n=1, cutoff=0.8):
         elsewhere = [path for path in all_paths(top) if path.rpartition(".")[2] == name]
         if elsewhere:

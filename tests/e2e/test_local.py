@@ -92,7 +92,7 @@ def test_a_user_with_a_training_and_a_launcher_folder_of_their_own(user: Path, l
         ("Dies", "rank 1 on {host}: Killed: ended by SIGKILL"),
         ("Exits", "rank 1 on {host}: SystemExit: 7"),
         ("ExitsWell", "rank 1 on {host}: SystemExit: 0"),
-        ("Vanishes", "rank 1 on 127.0.0.1: RankLost"),
+        ("Vanishes", "rank 1 on {host}: RankLost"),
         ("Nan", "NotFinite"),
     ],
 )
