@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from devcluster import cgroups, daemons, hosts, leases, network, nodes, packages, processes
+from devcluster import cgroups, daemons, hosts, leases, network, nodes, packages, processes, systemconf
 from devcluster.layout import Layout
 from devcluster.settings import Settings
 from devcluster.shell import ClusterError
@@ -78,6 +78,7 @@ def _start(layout: Layout, settings: Settings, say: Say) -> State:
         for node in state.nodes:
             daemons.start_node(layout, node)
         nodes.wait_working(layout, state.nodes)
+        systemconf.lend(layout)
         if settings.accounting:
             slurm(layout, "sacct", "--noheader", "--allocations")
     except BaseException:
@@ -137,6 +138,7 @@ def _remove(layout: Layout) -> None:
 
 def _stop(layout: Layout) -> None:
     """Everything but the files. Killing is safe, since no file is kept that could be left half written."""
+    systemconf.take_back(layout)
     spaces = network.namespaces(layout)
     for space in spaces:
         processes.end(partial(processes.inside_namespace, space), f"namespace {space}")

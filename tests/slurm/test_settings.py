@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from devcluster import hosts, render
+from devcluster import hosts, render, systemconf
 from devcluster.cli import parser, settings_from
-from devcluster.layout import Layout
+from devcluster.layout import DEFAULT_HOME, Layout
 from devcluster.settings import Settings
 from devcluster.shell import ClusterError, run, wait_until
 from devcluster.state import State, exclusive, load_state, save_state
@@ -179,3 +179,24 @@ def test_a_failing_command_is_quoted_with_what_it_said() -> None:
         run("sh", "-c", "echo sorry >&2; exit 3")
     with pytest.raises(ClusterError, match="not installed"):
         run("no-such-program-here")
+
+
+def test_a_machine_without_a_slurm_conf_is_lent_the_default_clusters(tmp_path: Path) -> None:
+    place, default = tmp_path / "slurm.conf", Layout(Path(DEFAULT_HOME))
+    systemconf.lend(Layout(tmp_path / "other"), place)
+    assert not place.is_symlink()
+    systemconf.lend(default, place)
+    systemconf.lend(default, place)
+    assert place.readlink() == default.slurm_conf
+    systemconf.take_back(Layout(tmp_path / "other"), place)
+    assert place.is_symlink()
+    systemconf.take_back(default, place)
+    assert not place.is_symlink()
+
+
+def test_a_slurm_conf_that_the_machine_has_is_left_alone(tmp_path: Path) -> None:
+    place, default = tmp_path / "slurm.conf", Layout(Path(DEFAULT_HOME))
+    place.write_text("ClusterName=real\n")
+    systemconf.lend(default, place)
+    systemconf.take_back(default, place)
+    assert place.read_text() == "ClusterName=real\n"
