@@ -48,6 +48,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str]) -> int:
     """Run a command line; returns the exit code. A user's mistake is a message, never a traceback."""
+    _mend_streams()
     try:
         return _run(arguments)
     except LaunchError as error:
@@ -58,6 +59,16 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of our output left; nothing more to say to it
         return DONE
+
+
+def _mend_streams() -> None:
+    """A closed stdout or stderr, or an encoding that lacks a character, must not end a run that has started."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for as long as we run
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _run(arguments: list[str]) -> int:
@@ -154,9 +165,10 @@ def _run_here(resolved: specfile.Resolved, workdir: Path) -> int:
 
     with follow.Interrupts() as asked:
         started = submit.start_local(resolved, submit.prepare(resolved, workdir))
-        print(summary.where(resolved.spec, started), flush=True)
+        screen = follow.Screen.of(started.folder)
+        screen.line(summary.where(resolved.spec, started))
         assert started.process is not None
-        return follow.follow_local(started.folder, started.process, follow.Screen.of(started.folder), asked)
+        return follow.follow_local(started.folder, started.process, screen, asked)
 
 
 def _has_places(error: LaunchError) -> bool:

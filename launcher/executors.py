@@ -27,6 +27,8 @@ OUTER_GPUS_VARIABLE = "DDP_OUTER_CUDA_VISIBLE_DEVICES"
 """The GPUs that the user lets this machine's run see: submitit sets CUDA_VISIBLE_DEVICES anew for its local jobs."""
 MINDER_VARIABLE = "DDP_LAUNCH_PID"
 """The process that shows a local run: when it is killed, the run saves and stops."""
+SAFE_PATH_VARIABLE = "DDP_SAFE_PATH"
+"""Says that PYTHONSAFEPATH was set for submitit's controller, which would else import a user's `logging.py`."""
 _USER_DEFAULTS = {
     "SBATCH_ACCOUNT": "account",
     "SBATCH_PARTITION": "partition",
@@ -85,6 +87,8 @@ class LocalExecutor(submitit.LocalExecutor):
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
         ours = {MINDER_VARIABLE: str(os.getpid())} | ({} if gpus is None else {OUTER_GPUS_VARIABLE: gpus})
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        if "PYTHONSAFEPATH" not in os.environ:
+            ours |= {"PYTHONSAFEPATH": "1", SAFE_PATH_VARIABLE: "1"}
         os.environ.update(ours)
         try:
             with scrub():

@@ -46,9 +46,9 @@ class Verdict:
         if self.cause == "killed":
             return [f"attempt {self.attempt} was killed before it could say why"]
         if self.cause == "stopped":
-            return [f"attempt {self.attempt} stopped, as it was asked to; its newest checkpoint is kept"]
+            return [f"attempt {self.attempt} stopped, as it was asked to: {self.text}"]
         if self.rank is None:
-            return [f"attempt {self.attempt} failed before any rank could say why; see {self.log}"]
+            return [f"attempt {self.attempt} ended before any rank came to its end or said why; see {self.log}"]
         first, *rest = (self.text or "").splitlines() or [""]
         return [
             f"attempt {self.attempt} failed: rank {self.rank} on {self.host}: {first}",
@@ -75,12 +75,23 @@ def close_earlier(folder: RunFolder, attempt: AttemptFolder) -> None:
     """Give earlier attempts that were killed with their batch script or host process the verdict that they lack."""
     for number in range(1, attempt.number):
         earlier = folder.attempt(number)
-        if not earlier.path.exists() or earlier.result.exists():
-            continue
-        failures = earlier.failures()
-        verdict = judge(folder, earlier, JOB_FAILED) if failures else Verdict(number, "killed", JOB_FAILED)
-        times = [path.stat().st_mtime for path in earlier.path.iterdir()] or [earlier.path.stat().st_mtime]
-        _write(folder, earlier, verdict, started=min(times), end=max(times), job="", nodes="")
+        if earlier.path.exists() and not earlier.result.exists():
+            close(folder, earlier)
+
+
+def close(folder: RunFolder, attempt: AttemptFolder) -> Verdict:
+    """The verdict of an attempt whose own end could not write one: from what its ranks left, else `killed`."""
+    known = attempt.stopped.exists() or attempt.failures()
+    verdict = judge(folder, attempt, JOB_FAILED) if known else Verdict(attempt.number, "killed", JOB_FAILED)
+    times = [path.stat().st_mtime for path in attempt.path.iterdir()] or [attempt.path.stat().st_mtime]
+    _write(folder, attempt, verdict, started=min(times), end=max(times), job="", nodes="")
+    return verdict
+
+
+def _how_it_stopped(attempt: AttemptFolder) -> str:
+    record = read_json(attempt.stopped)
+    step = record.get("step")
+    return f"it saved at step {step}" if step is not None else str(record.get("reason") or "nothing was saved")
 
 
 def _write(
@@ -105,10 +116,10 @@ def _write(
 def judge(folder: RunFolder, attempt: AttemptFolder, code: int) -> Verdict:
     """The verdict from an exit code and the failure records; the earliest record is the cause, later ones follow it."""
     failures = attempt.failures()
-    if code == DONE and not failures:
+    if code == DONE and not failures and attempt.finished.exists():
         return Verdict(attempt.number, "done", DONE)
     if attempt.stopped.exists() and not failures:
-        return Verdict(attempt.number, "stopped", TERMINATED)
+        return Verdict(attempt.number, "stopped", TERMINATED, text=_how_it_stopped(attempt))
     if not failures:
         return Verdict(attempt.number, "failed", JOB_FAILED, log=str(_telling_log(folder, attempt)))
     first = _root_cause(failures)

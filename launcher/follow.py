@@ -17,11 +17,12 @@ from types import FrameType
 from typing import TextIO
 
 from training.progress import parse_plain_line, render_bar
-from training.runfolder import AttemptFolder, RunFolder
+from training.runfolder import RUN_FOLDER_VARIABLE, AttemptFolder, RunFolder
 
 from . import finish, slurm
 from .errors import DONE, INTERRUPTED, JOB_FAILED, TERMINATED, SchedulerUnreachable
 from .host import read_host_pid
+from .processes import is_running
 
 POLL_S = 0.05
 QUERY_S = 2.0
@@ -41,6 +42,7 @@ class Screen:
     said: str = ""
     """The start of a line in rank 0's log that the launcher said already."""
     _drawn: bool = False
+    _gone: bool = False
 
     @classmethod
     def of(cls, folder: RunFolder, out: TextIO | None = None) -> Screen:
@@ -49,9 +51,17 @@ class Screen:
         return cls(out, out.isatty() and os.environ.get("TERM") != "dumb", f"run    {folder.run_id} ")
 
     def line(self, text: str) -> None:
-        """Show one line of rank 0's log, or move the bar."""
-        if self.said and text.startswith(self.said):
+        """Show one line of rank 0's log, or move the bar. A reader that left ends the showing, not the run."""
+        if self._gone or (self.said and text.startswith(self.said)):
             return
+        try:
+            self._show(text)
+        except OSError as error:
+            self._gone = True
+            print(f"launch: nothing more can be shown ({error.strerror}); the run goes on", file=sys.stderr)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains once more at its exit
+
+    def _show(self, text: str) -> None:
         point = parse_plain_line(text) if self.bar else None
         if point is not None:
             width = shutil.get_terminal_size().columns
@@ -79,6 +89,7 @@ class Interrupts:
         self.exit_code = DONE
         """130 or 143 once the user asked to stop."""
         self._asked = self._passed_on = 0
+        self._host: int | None = None
 
     def __enter__(self) -> Interrupts:
         self._before = {number: signal.signal(number, self._count) for number in (SIGINT, SIGTERM, SIGHUP)}
@@ -92,19 +103,23 @@ class Interrupts:
         self._asked += 1
         self.exit_code = INTERRUPTED if number == SIGINT else TERMINATED
 
-    def pass_on(self, folder: RunFolder, screen: Screen) -> bool:
-        """SIGTERM to the host for the first, SIGQUIT for the second. Always False, to stand in a condition."""
-        attempt = folder.last_attempt() if self._passed_on < min(self._asked, 2) else None
-        pid = read_host_pid(attempt) if attempt else None
-        if pid is None:
-            return False
+    def pass_on(self, folder: RunFolder, screen: Screen) -> None:
+        """SIGTERM to the host for the first, SIGQUIT for the second."""
+        if self._host is None:
+            attempt = folder.last_attempt()
+            self._host = read_host_pid(attempt) if attempt else None
+        if self._host is None or self._passed_on >= min(self._asked, 2):
+            return
         self._passed_on += 1
         if self._passed_on == 1:
             screen.clear()
             print("\nlaunch: stopping cleanly; Ctrl-C again ends the ranks at once", file=sys.stderr, flush=True)
         with suppress(ProcessLookupError):
-            os.kill(pid, SIGTERM if self._passed_on == 1 else signal.SIGQUIT)
-        return False
+            os.kill(self._host, SIGTERM if self._passed_on == 1 else signal.SIGQUIT)
+
+    def host_is_running(self) -> bool:
+        """Whether the host process is still there, even without submitit's controller."""
+        return self._host is not None and is_running(self._host)
 
 
 @dataclass
@@ -138,13 +153,31 @@ def follow_local(folder: RunFolder, process: subprocess.Popen[bytes], screen: Sc
 
     Ctrl-C asks the ranks to save and stop; a second one ends them at once.
     """
-    _show_until(folder, lambda: asked.pass_on(folder, screen) or process.poll() is not None, screen)
-    verdict = _verdict(folder.last_attempt())
-    if verdict is None:
+
+    def ended() -> bool:
+        asked.pass_on(folder, screen)
+        return process.poll() is not None and not asked.host_is_running()
+
+    _show_until(folder, ended, screen)
+    attempt = folder.last_attempt() if folder.path.exists() else None
+    if attempt is None:
         _print_controller_log(folder)
         return asked.exit_code or JOB_FAILED
+    verdict = _verdict(attempt)
+    if verdict is None:
+        _end_orphans(folder)
+        verdict = finish.close(folder, attempt)
     _say(verdict)
     return asked.exit_code or verdict.exit_code if verdict.exit_code != DONE else DONE
+
+
+def _end_orphans(folder: RunFolder) -> None:
+    """After the host process was killed: end what its ranks left, known by the run's folder in their environment."""
+    mark = f"{RUN_FOLDER_VARIABLE}={folder.path}".encode()
+    for proc in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (proc / "environ").read_bytes().split(b"\0"):
+                os.kill(int(proc.name), signal.SIGKILL)
 
 
 def follow_slurm(folder: RunFolder, job_id: str, screen: Screen) -> int:
@@ -161,6 +194,9 @@ def follow_slurm(folder: RunFolder, job_id: str, screen: Screen) -> int:
     while (verdict := _verdict(attempt)) is None and watch.state != "CANCELLED" and time.monotonic() < deadline:
         time.sleep(POLL_S)
         attempt = folder.last_attempt()
+    if verdict is None and watch.state == "CANCELLED":
+        print(f"launch: job {job_id} was cancelled", file=sys.stderr)
+        return TERMINATED
     if verdict is None:
         print(f"launch: job {job_id} ended as {watch.state}; see {folder.attempts}", file=sys.stderr)
         return JOB_FAILED
@@ -196,7 +232,7 @@ class _SlurmWatch:
             reason = f" ({job.reason})" if job.state == "PENDING" and job.reason not in ("", "None") else ""
             nodes = f" on {job.nodes}" if job.nodes and not job.ended else ""
             self.screen.clear()
-            print(f"job {self.job_id} {job.state.lower()}{reason}{nodes}", file=self.screen.out, flush=True)
+            self.screen.line(f"job {self.job_id} {job.state.lower()}{reason}{nodes}")
         return job.ended or job.state == "UNKNOWN"
 
 
@@ -233,3 +269,5 @@ def _print_controller_log(folder: RunFolder) -> None:
         text = log.read_text(encoding="utf-8", errors="replace").strip()
         if text:
             print(f"launch: the run did not start; {log}:\n{text[-4000:]}", file=sys.stderr)
+            return
+    print(f"launch: the run ended without a word; was {folder.path} removed, or its disk full?", file=sys.stderr)

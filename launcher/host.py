@@ -20,7 +20,7 @@ from training.runfolder import AttemptFolder, RunFolder, read_json, write_json
 
 from . import finish, rendezvous, worker
 from .errors import DONE, JOB_FAILED, TERMINATED
-from .executors import MINDER_VARIABLE, OUTER_GPUS_VARIABLE
+from .executors import MINDER_VARIABLE, OUTER_GPUS_VARIABLE, SAFE_PATH_VARIABLE
 from .gpus import assign
 from .processes import die_with_parent, is_running
 from .runspec import load_spec
@@ -48,6 +48,8 @@ class HostJob:
         folder = RunFolder(Path(self.run_folder))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # `launch` turns Ctrl-C into SIGTERM
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        if os.environ.pop(SAFE_PATH_VARIABLE, None):
+            os.environ.pop("PYTHONSAFEPATH", None)  # it was for submitit's controller, not for the user's programs
         attempt = folder.take_attempt()
         finish.close_earlier(folder, attempt)
         code = run_attempt(folder, attempt)
@@ -61,6 +63,8 @@ class _Ranks:
     """The forked ranks that still run, and what was asked of them."""
 
     places: list[rendezvous.Placement]
+    home: Path
+    """The attempt's folder."""
     running: dict[int, int] = field(default_factory=dict)
     """pid -> rank."""
     codes: dict[int, int] = field(default_factory=dict)
@@ -81,6 +85,8 @@ class _Ranks:
         if self.stop_signals or time.monotonic() < self.looked_at + MINDER_POLL_S:
             return
         self.looked_at = time.monotonic()
+        if not self.home.exists():
+            self.send(signal.SIGKILL)  # its folder was removed: what it does now has no place to go
         minder = os.environ.get(MINDER_VARIABLE)
         if minder is not None and not is_running(int(minder)):
             self.on_signal(signal.SIGTERM, None)
@@ -99,9 +105,10 @@ def run_attempt(folder: RunFolder, attempt: AttemptFolder) -> int:
     """Fork the ranks, wait for them all, write the verdict; returns the attempt's exit code."""
     spec = load_spec(folder)
     started = time.time()
-    ranks = _Ranks(rendezvous.emulated(spec.resources.nodes, spec.resources.tasks_per_node))
+    ranks = _Ranks(rendezvous.emulated(spec.resources.nodes, spec.resources.tasks_per_node), attempt.path)
     for number in _STOP_SIGNALS:
         signal.signal(number, ranks.on_signal)
+    die_with_parent(signal.SIGTERM)  # without submitit's controller, save and stop
     write_json(attempt.path / "host.json", {"pid": os.getpid(), "started": started})
     if spec.command is None:
         _preload()

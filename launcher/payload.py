@@ -81,7 +81,9 @@ def run_command(attempt: AttemptFolder, command: list[str]) -> int:
         time.sleep(SIGNAL_SETTLES_S)  # sent to all processes of the step: ours may be on its way still
     if code != 0 and asked:
         if os.environ["RANK"] == "0":
-            write_json(attempt.stopped, {"step": None, "reason": signal.Signals(asked[0]).name})
+            write_json(
+                attempt.stopped, {"step": None, "reason": f"{command[0]} ended at {signal.Signals(asked[0]).name}"}
+            )
         return TERMINATED
     if code < 0:
         name = signal.Signals(-code).name

@@ -82,6 +82,8 @@ def run_rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placem
     if rank.spec.command is not None:
         muster.release_port()
     code = guarded(rank, variables)
+    if code == 0 and place.rank == 0:
+        write_json(attempt.finished, {"time": time.time()})
     if code == 0 or not attempt.failure(place.rank).exists():
         muster.goodbye(code)
     else:
@@ -101,6 +103,7 @@ def guarded(rank: Rank, variables: dict[str, str]) -> int:
         say(str(error))
         return error.exit_code
     except KeyboardInterrupt:
+        record_failure(attempt, place, "KeyboardInterrupt", "this rank alone was interrupted", None, INTERRUPTED)
         return INTERRUPTED
     except SystemExit as error:
         return _system_exit(attempt, place, error)

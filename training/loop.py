@@ -109,7 +109,7 @@ def run_evaluation(job: Job, step: int, samples: int) -> dict[str, float] | None
     config = job.config.train
     results = evaluate(job.task, job.model, job.held_out, config.eval.per_rank, config.precision, job.ranks, job.stop)
     if results is not None:
-        job.metrics.write({"step": step, "samples": samples, "kind": "eval", **results})
+        job.metrics.write({**results, "step": step, "samples": samples, "kind": "eval"})
         if job.progress is not None:
             shown = "  ".join(f"test {name} {value:.4f}" for name, value in results.items())
             job.progress.note(f"step {step}  {shown}")

@@ -90,7 +90,7 @@ def last_evaluation(folder: RunFolder, step: int) -> dict[str, float] | None:
     """Results of an evaluation at a step that the metrics file already has. A torn last line counts as none."""
     if not folder.metrics.exists():
         return None
-    for line in reversed(folder.metrics.read_text(encoding="utf-8").splitlines()):
+    for line in reversed(folder.metrics.read_text(encoding="utf-8", errors="replace").splitlines()):
         try:
             record = json.loads(line)
         except ValueError:

@@ -53,6 +53,11 @@ class AttemptFolder:
         return self.path / f"env-{rank:04d}.json"
 
     @property
+    def finished(self) -> Path:
+        """Written by rank 0 when its payload came to its end: exit code 0 alone may be a process that just left."""
+        return self.path / "finished.json"
+
+    @property
     def stopped(self) -> Path:
         """Written by rank 0 when the ranks stopped cleanly because they were asked to."""
         return self.path / "stopped.json"

@@ -79,9 +79,7 @@ def _task_class(path: str) -> Any:
         names = [name for name, value in vars(module).items() if inspect.isclass(value)]
         hint = _near(class_name, names)
         if module_name.partition(".")[0] == __package__.partition(".")[0]:
-            hint = (
-                "; this is the launcher's own: put the folder of yours into python_path, or launch from it"
-            )
+            hint = "; this is the launcher's own: put the folder of yours into python_path, or launch from it"
         raise ConfigError(f"train.task: {path}: {module.__file__} has no class {class_name!r}{hint}") from None
 
 

@@ -59,6 +59,15 @@ class Vanishes(Good):
         if os.environ["RANK"] == "1":
             os._exit(0)
 
+class AllVanish(Good):
+    def step(self, x):
+        os._exit(0)
+
+class Interrupted(Good):
+    def step(self, x):
+        if os.environ["RANK"] == "1":
+            raise KeyboardInterrupt
+
 class HangsAtExit(Good):
     def step(self, x):
         import threading

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -93,6 +94,8 @@ def test_a_user_with_a_training_and_a_launcher_folder_of_their_own(user: Path, l
         ("Exits", "rank 1 on {host}: SystemExit: 7"),
         ("ExitsWell", "rank 1 on {host}: SystemExit: 0"),
         ("Vanishes", "rank 1 on {host}: RankLost"),
+        ("AllVanish", "ended before any rank came to its end or said why"),
+        ("Interrupted", "rank 1 on {host}: KeyboardInterrupt"),
         ("Nan", "NotFinite"),
     ],
 )
@@ -100,7 +103,6 @@ def test_a_failing_rank_ends_the_run_and_is_named(user: Path, launch: Launch, ta
     done = launch(user, "spec.yaml", f"train.task=tasks:{task}")
     assert done.returncode == 5, done.stderr
     assert cause.format(host=os.uname().nodename) in done.stderr
-    assert "rank-000" in done.stderr
     run = _run_folder(user)
     assert json.loads((run / "attempts/0001/result.json").read_text())["cause"] == "failed"
     assert _processes_of(run) == []
@@ -172,6 +174,58 @@ def test_ranks_do_not_outlive_a_killed_host(user: Path) -> None:
     folder = _run_folder(user)
     host = json.loads((folder / "attempts/0001/host.json").read_text())["pid"]
     os.kill(host, signal.SIGKILL)
+    _, errors = run.communicate(timeout=30)
+    assert run.returncode == 5, errors
+    assert "attempt 1 was killed before it could say why" in errors
+    assert json.loads((folder / "attempts.jsonl").read_text())["cause"] == "killed"
+    _wait_for(lambda: _processes_of(folder) == [], "the end of all ranks", 10)
+
+
+def test_a_command_s_children_do_not_outlive_a_killed_host(user: Path) -> None:
+    (user / "spec.yaml").write_text("name: c\nexecutor: local\ncommand: [sh, -c, 'sleep 300 & touch up; wait']\n")
+    run = subprocess.Popen([str(LAUNCH), "spec.yaml"], cwd=user, env=environment(), stderr=subprocess.PIPE, text=True)
+    _wait_for((user / "up").exists, "the command")
+    folder = _run_folder(user)
+    os.kill(json.loads((folder / "attempts/0001/host.json").read_text())["pid"], signal.SIGKILL)
+    run.communicate(timeout=30)
+    assert run.returncode == 5
+    _wait_for(lambda: _processes_of(folder) == [], "the end of the command's children", 10)
+
+
+def test_a_run_saves_and_ends_when_submitits_controller_was_killed(user: Path) -> None:
+    run = _start(user)
+    folder = _run_folder(user)
+    host = json.loads((folder / "attempts/0001/host.json").read_text())["pid"]
+    controller = int(Path(f"/proc/{host}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(controller, signal.SIGKILL)
+    _, errors = run.communicate(timeout=30)
+    assert run.returncode == 143, errors
+    assert "it saved at step" in errors and _processes_of(folder) == []
+
+
+def test_a_reader_that_leaves_ends_the_showing_and_not_the_run(user: Path) -> None:
+    command = f"{LAUNCH} spec.yaml train.options.pause=0.02 train.steps=60 | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=user, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1), done.stderr
+    assert "nothing more can be shown" in done.stderr and "Traceback" not in done.stderr
+    assert json.loads((_run_folder(user) / "attempts/0001/result.json").read_text())["cause"] == "done"
+
+
+def test_a_users_files_named_like_pythons_own_modules_do_no_harm(user: Path, launch: Launch) -> None:
+    for name in ("logging", "queue", "submitit", "cloudpickle"):
+        (user / f"{name}.py").write_text("raise RuntimeError('the file of a user')\n")
+    (user / "command.yaml").write_text("name: c\nexecutor: local\ncommand: [sh, -c, 'echo safe=$PYTHONSAFEPATH.']\n")
+    done = launch(user, "command.yaml")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "safe=."
+
+
+def test_a_run_whose_folder_was_removed_ends(user: Path) -> None:
+    run = _start(user)
+    folder = _run_folder(user)
+    shutil.rmtree(folder)
     _, errors = run.communicate(timeout=30)
     assert run.returncode == 5, errors
     _wait_for(lambda: _processes_of(folder) == [], "the end of all ranks", 10)

@@ -61,6 +61,7 @@ def test_143_is_a_clean_stop_only_when_rank_0_said_so(run: tuple[RunFolder, Atte
     assert judge(*run, 143).cause == "failed"
     write_json(run[1].stopped, {"step": 7})
     verdict = judge(*run, 143)
+    assert verdict.lines() == ["attempt 1 stopped, as it was asked to: it saved at step 7"]
     assert (verdict.cause, verdict.exit_code) == ("stopped", TERMINATED)
 
 
@@ -75,9 +76,14 @@ def test_finish_writes_the_steps_that_were_logged(run: tuple[RunFolder, AttemptF
     for step in (10, 20, 30):
         append_json(folder.metrics, {"attempt": 1, "time": 0.0, "step": step})
     append_json(folder.metrics, {"attempt": 11, "time": 0.0, "step": 99})
+    write_json(attempt.finished, {})
     assert finish(folder, attempt, DONE, started=5.0, job="7", nodes="n[1-2]").exit_code == DONE
     line = json.loads(folder.attempts_jsonl.read_text())
     assert (line["first_step"], line["last_step"], line["job"], line["cause"]) == (10, 30, "7", "done")
+
+
+def test_exit_code_0_without_an_end_is_no_success(run: tuple[RunFolder, AttemptFolder]) -> None:
+    assert judge(*run, DONE).cause == "failed"
 
 
 def test_an_attempt_that_was_killed_gets_its_verdict_from_the_next(run: tuple[RunFolder, AttemptFolder]) -> None:
