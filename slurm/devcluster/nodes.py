@@ -20,6 +20,15 @@ def states(layout: Layout) -> dict[str, str]:
     return {line.split()[0]: line.split()[1] for line in lines}
 
 
+def _put_to_work(layout: Layout, node: str) -> None:
+    """Resume a node. One that registered since it was looked at works again by itself, and Slurm refuses the order."""
+    try:
+        slurm(layout, "scontrol", "update", f"nodename={node}", "state=resume")
+    except ClusterError as error:
+        if "Invalid node state" not in str(error):
+            raise
+
+
 def wait_working(layout: Layout, nodes: Sequence[str], timeout_seconds: float = READY_SECONDS) -> None:
     """Returns when the controller would give jobs to all of `nodes`.
 
@@ -29,8 +38,9 @@ def wait_working(layout: Layout, nodes: Sequence[str], timeout_seconds: float = 
     def all_work() -> bool:
         found = states(layout)
         lost = [node for node in nodes if found.get(node) not in WORKING]
-        if given_up := [node for node in lost if found.get(node, "").startswith(("drain", "down"))]:
-            slurm(layout, "scontrol", "update", f"nodename={','.join(given_up)}", "state=resume")
+        for node in lost:
+            if found.get(node, "").startswith(("drain", "down")):
+                _put_to_work(layout, node)
         return not lost
 
     def all_live() -> bool:
