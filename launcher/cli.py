@@ -152,23 +152,23 @@ def _launch(options: argparse.Namespace) -> int:
     started = submit.submit_slurm(resolved, submit.prepare(resolved, workdir))
     print(summary.where(resolved.spec, started), flush=True)
     if options.follow:
-        from . import follow
+        from . import follow, screen
 
-        return follow.follow_slurm(started.folder, started.job_id, follow.Screen.of(started.folder))
+        return follow.follow_slurm(started.folder, started.job_id, screen.Screen.of(started.folder))
     print("\n".join(summary.arithmetic(resolved.spec) + summary.hints(started)), flush=True)
     return DONE
 
 
 def _run_here(resolved: specfile.Resolved, workdir: Path) -> int:
     """A local run is minded to its end."""
-    from . import follow, submit, summary
+    from . import follow, screen, submit, summary
 
     with follow.Interrupts() as asked:
         started = submit.start_local(resolved, submit.prepare(resolved, workdir))
-        screen = follow.Screen.of(started.folder)
-        screen.line(summary.where(resolved.spec, started))
+        shown = screen.Screen.of(started.folder)
+        shown.line(summary.where(resolved.spec, started))
         assert started.process is not None
-        return follow.follow_local(started.folder, started.process, screen, asked)
+        return follow.follow_local(started.folder, started.process, shown, asked)
 
 
 def _has_places(error: LaunchError) -> bool:

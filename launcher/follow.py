@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,15 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM
 from types import FrameType
-from typing import TextIO
 
-from training.progress import parse_plain_line, render_bar
 from training.runfolder import RUN_FOLDER_VARIABLE, AttemptFolder, RunFolder
 
 from . import finish, slurm
 from .errors import DONE, INTERRUPTED, JOB_FAILED, TERMINATED, SchedulerUnreachable
 from .host import read_host_pid
 from .processes import is_running
+from .screen import Screen, Tail
 
 POLL_S = 0.05
 QUERY_S = 2.0
@@ -31,52 +29,6 @@ VERDICT_WAIT_S = 10.0
 FORGOTTEN_S = 20.0
 """How long neither squeue nor sacct may know a job before it counts as over: accounting lags behind."""
 UNREACHABLE_LIMIT_S = 600.0
-
-
-@dataclass
-class Screen:
-    """The terminal: plain lines, or a bar that is redrawn in place under them."""
-
-    out: TextIO
-    bar: bool
-    said: str = ""
-    """The start of a line in rank 0's log that the launcher said already."""
-    _drawn: bool = False
-    _gone: bool = False
-
-    @classmethod
-    def of(cls, folder: RunFolder, out: TextIO | None = None) -> Screen:
-        """A run's screen, with a bar where `out` (stdout) is a terminal that can redraw a line."""
-        out = out or sys.stdout
-        return cls(out, out.isatty() and os.environ.get("TERM") != "dumb", f"run    {folder.run_id} ")
-
-    def line(self, text: str) -> None:
-        """Show one line of rank 0's log, or move the bar. A reader that left ends the showing, not the run."""
-        if self._gone or (self.said and text.startswith(self.said)):
-            return
-        try:
-            self._show(text)
-        except OSError as error:
-            self._gone = True
-            print(f"launch: nothing more can be shown ({error.strerror}); the run goes on", file=sys.stderr)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains once more at its exit
-
-    def _show(self, text: str) -> None:
-        point = parse_plain_line(text) if self.bar else None
-        if point is not None:
-            width = shutil.get_terminal_size().columns
-            self.out.write("\r\x1b[2K" + render_bar(point, width, "NO_COLOR" not in os.environ))
-            self._drawn = True
-        else:
-            self.clear()
-            self.out.write(text + "\n")
-        self.out.flush()
-
-    def clear(self) -> None:
-        """End the bar's line, leaving it as it is."""
-        if self._drawn:
-            self.out.write("\n")
-            self._drawn = False
 
 
 class Interrupts:
@@ -120,32 +72,6 @@ class Interrupts:
     def host_is_running(self) -> bool:
         """Whether the host process is still there, even without submitit's controller."""
         return self._host is not None and is_running(self._host)
-
-
-@dataclass
-class Tail:
-    """Whole lines of a file that grows."""
-
-    path: Path
-    _offset: int = 0
-    _rest: bytes = b""
-
-    def lines(self) -> list[str]:
-        """Lines that were completed since the last call."""
-        try:
-            with self.path.open("rb") as log:
-                log.seek(self._offset)
-                fresh = log.read()
-        except FileNotFoundError:
-            return []
-        self._offset += len(fresh)
-        *whole, self._rest = (self._rest + fresh).split(b"\n")
-        return [line.decode("utf-8", "replace").rstrip("\r") for line in whole]
-
-    def remainder(self) -> list[str]:
-        """A last line without its end."""
-        rest, self._rest = self._rest, b""
-        return [rest.decode("utf-8", "replace")] if rest else []
 
 
 def follow_local(folder: RunFolder, process: subprocess.Popen[bytes], screen: Screen, asked: Interrupts) -> int:
