@@ -22,7 +22,7 @@ from .host import read_host_pid
 from .processes import is_running
 from .screen import Screen, Tail
 
-POLL_S = 0.05
+POLL_S = 0.1
 QUERY_S = 2.0
 VERDICT_WAIT_S = 10.0
 """How long after the scheduler says that a job ended its verdict may take to show on a shared file system."""

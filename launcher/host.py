@@ -30,11 +30,12 @@ FAIL_GRACE_S = 5.0
 """After a rank failed, how long the others may take to say why they failed too, before they are killed."""
 STOP_GRACE_S = 120.0
 """After a stop was asked for, how long the ranks may take to save and leave."""
-POLL_S = 0.02
 MINDER_POLL_S = 1.0
 """How often the host looks whether `launch`, which shows the run, is still there."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT)
 """All ask the ranks to save and stop, but for SIGQUIT, which ends them at once."""
+_HELD = (signal.SIGCHLD, *_STOP_SIGNALS)
+"""Blocked around a fork. SIGCHLD stays so: `_wait` takes it."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,15 @@ class _Ranks:
     killed: bool = False
     """Whether the rest was killed by this process: their ends then say nothing about the cause."""
 
-    def send(self, number: int) -> None:
-        self.killed |= number == signal.SIGKILL
+    def kill(self) -> None:
+        self.killed = True
         for pid in list(self.running):
-            _signal(os.killpg, pid, number)
+            _signal(os.kill, pid, signal.SIGKILL)  # also before it has a group of its own
+            _signal(os.killpg, pid, signal.SIGKILL)
+
+    def ask_to_stop(self) -> None:
+        for pid in list(self.running):
+            _signal(os.kill, pid, signal.SIGTERM)
 
     def stop_without_minder(self) -> None:
         """Stop when `launch` was killed: nobody would see this run any more, or could end it."""
@@ -86,7 +92,7 @@ class _Ranks:
             return
         self.looked_at = time.monotonic()
         if not self.home.exists():
-            self.send(signal.SIGKILL)  # its folder was removed: what it does now has no place to go
+            self.kill()  # its folder was removed: what it does now has no place to go
         minder = os.environ.get(MINDER_VARIABLE)
         if minder is not None and not is_running(int(minder)):
             self.on_signal(signal.SIGTERM, None)
@@ -94,11 +100,10 @@ class _Ranks:
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_signals += 1
         if number == signal.SIGQUIT:
-            self.send(signal.SIGKILL)
+            self.kill()
             return
         self.deadline = time.monotonic() + STOP_GRACE_S
-        for pid in list(self.running):
-            _signal(os.kill, pid, signal.SIGTERM)
+        self.ask_to_stop()
 
 
 def run_attempt(folder: RunFolder, attempt: AttemptFolder) -> int:
@@ -115,13 +120,12 @@ def run_attempt(folder: RunFolder, attempt: AttemptFolder) -> int:
     for place in ranks.places:
         if ranks.stop_signals:
             break
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)  # a stop waits until this rank is known
         pid = os.fork()
         if pid == 0:
             _rank(folder, attempt, place, spec)
         ranks.running[pid] = place.rank
-        _own_group(pid)
-    if ranks.stop_signals:
-        ranks.send(signal.SIGTERM)  # for a rank that was forked while the signal came
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     _wait(ranks, attempt)
     never_forked = TERMINATED if len(ranks.codes) < len(ranks.places) else DONE
     worst = next((code for code in ranks.codes.values() if code != DONE), never_forked)
@@ -148,10 +152,11 @@ def _rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placement
     """In the forked child: become a rank, and leave without the parent's clean-up."""
     code = JOB_FAILED
     try:
-        _own_group(0)
+        os.setsid()  # where the kernel shares out time by session, each rank gets a share of its own
         die_with_parent()
         for number in (*_STOP_SIGNALS, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
         _redirect(attempt.rank_log(place.rank))
         os.environ.update(_gpu_environment(place, spec, os.environ))
         code = worker.run_rank(folder, attempt, place)
@@ -190,16 +195,8 @@ def _wait(ranks: _Ranks, attempt: AttemptFolder) -> None:
                 ranks.deadline = time.monotonic() + FAIL_GRACE_S
             continue
         if ranks.deadline is not None and time.monotonic() > ranks.deadline:
-            ranks.send(signal.SIGKILL)
-        time.sleep(POLL_S)
-
-
-def _own_group(pid: int) -> None:
-    """Give a child a process group of its own; the child does so too, whoever comes first."""
-    try:
-        os.setpgid(pid, pid)
-    except (ProcessLookupError, PermissionError):
-        return
+            ranks.kill()
+        signal.sigtimedwait({signal.SIGCHLD}, MINDER_POLL_S)
 
 
 def _signal(send: Callable[[int, int], None], pid: int, number: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, tee
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -62,25 +62,17 @@ def reader(dataset: Any) -> Any:
     return lambda indices: default_collate([dataset[index] for index in indices.tolist()])
 
 
-def placed(batches: Iterable[Any], device: torch.device, dtype: torch.dtype | None) -> Iterator[Any]:
-    """Move batches to the device; floating tensors also to `dtype` when it is given. A CPU batch passes untouched."""
-    if device.type == "cpu" and dtype is None:
-        yield from batches
-        return
-    for batch in batches:
-        yield _move(batch, device, dtype)
-
-
-def _move(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+def place(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    """Move a batch's tensors to the device, floating ones also to `dtype` when it is given."""
     if isinstance(value, torch.Tensor):
         wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
         return value.to(device=device, dtype=wanted, non_blocking=True)
     if isinstance(value, dict):
-        return {key: _move(item, device, dtype) for key, item in value.items()}
+        return {key: place(item, device, dtype) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_move(item, device, dtype) for item in value))
+        return type(value)(*(place(item, device, dtype) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(_move(item, device, dtype) for item in value)
+        return type(value)(place(item, device, dtype) for item in value)
     return value
 
 
@@ -96,6 +88,12 @@ class Loader:
 
     def steps(self, slots: Slots, samples: int, count: int) -> Iterator[Step]:
         """`count` steps from the state `samples` on. Workers, if any, end with the iterator."""
+        if not self.config.workers:
+            read = self._read
+            for share in islice(slots.shares(samples), count):
+                own = [read(indices) for indices in share.micro_batches]
+                yield Step(own, share.idle, share.global_size, share.samples)
+            return
         shares, ahead = tee(islice(slots.shares(samples), count))
         batches = self.batches(_asked(slots, ahead))
         for share in shares:
@@ -105,8 +103,8 @@ class Loader:
     def batches(self, asked: Iterable[Asked]) -> Iterator[Any]:
         """One batch for each array of indices, in their order."""
         if not self.config.workers:
-            read = reader(self.dataset)
-            return placed((read(indices) for _, indices in asked), self.device, self.dtype)
+            read = self._read
+            return (read(indices) for _, indices in asked)
         workers: DataLoader[Any] = DataLoader(
             _Seeded(self.dataset),  # type: ignore[arg-type]
             batch_size=None,
@@ -117,7 +115,23 @@ class Loader:
             worker_init_fn=_ignore_signals,
             generator=torch.Generator(),  # else DataLoader draws from the rank's own generator
         )
-        return placed(workers, self.device, self.dtype)
+        return (self._placed(batch) for batch in workers)
+
+    @property
+    def _read(self) -> Callable[[Indices], Any]:
+        """From int64 indices to a batch on the device."""
+        read: Callable[[Indices], Any] = reader(self.dataset)
+        if self._stays:
+            return read
+        return lambda indices: self._placed(read(indices))
+
+    @property
+    def _stays(self) -> bool:
+        """A batch is where and what it has to be as the dataset made it."""
+        return self.device.type == "cpu" and self.dtype is None
+
+    def _placed(self, batch: Any) -> Any:
+        return batch if self._stays else place(batch, self.device, self.dtype)
 
 
 def _asked(slots: Slots, shares: Iterator[Share]) -> Iterator[Asked]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 _REDRAW_S = 0.1
+_LINE_S = 0.2
 _BAR_LIMIT = 40
 _NUMBER = r"[-+0-9.einfa]+"
 _LINE = re.compile(
@@ -59,8 +60,8 @@ class Progress:
         self._broken = False
 
     def update(self, step: int, loss: float, lr: float, samples_per_s: float) -> None:
-        """Show the state after `step` optimizer steps. Cheap to call at every step where a bar is drawn; where lines
-        are printed, each call prints one."""
+        """Show the state after `step` optimizer steps. Cheap to call at every step: a bar is drawn ten times a second
+        at most, a line is printed five times a second at most; the last state is always shown."""
         now = self._clock()
         if self._first is None:
             self._first = (step, now)
@@ -71,9 +72,7 @@ class Progress:
     def show(self, point: Point) -> None:
         """Show a point that was made elsewhere, for example read from a log."""
         self._point = point
-        if not self._bar:
-            self._write(plain_line(point) + "\n")
-        elif self._clock() - self._drawn_at >= _REDRAW_S:
+        if self._clock() - self._drawn_at >= (_REDRAW_S if self._bar else _LINE_S):
             self._draw()
         else:
             self._stale = True
@@ -81,6 +80,8 @@ class Progress:
     def note(self, text: str) -> None:
         """Print a line of its own, above the bar."""
         if not self._bar:
+            if self._stale:
+                self._draw()
             self._write(text + "\n")
             return
         self._write(f"\r\x1b[K{text}\n")
@@ -89,16 +90,19 @@ class Progress:
 
     def close(self) -> None:
         """Show the last state and leave the cursor on a line of its own. A second call does nothing."""
+        if self._stale:
+            self._draw()
         if self._bar and self._point is not None:
-            if self._stale:
-                self._draw()
             self._write("\n")
         self._point = None
 
     def _draw(self) -> None:
         assert self._point is not None
-        # One column stays free: a terminal wraps when its last one is written.
-        self._write(f"\r{render_bar(self._point, _columns(self._stream) - 1, self._colour)}\x1b[K")
+        if self._bar:
+            # One column stays free: a terminal wraps when its last one is written.
+            self._write(f"\r{render_bar(self._point, _columns(self._stream) - 1, self._colour)}\x1b[K")
+        else:
+            self._write(plain_line(self._point) + "\n")
         self._drawn_at = self._clock()
         self._stale = False
 

@@ -11,7 +11,7 @@ the `words`; the others tell every rank, at the same step, whether any was asked
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -59,11 +59,11 @@ class Stepper:
                 self._whole, gradient_as_bucket_view=True, find_unused_parameters=self._unused_allowed
             )
             self._forward, self._no_sync = ddp, ddp.no_sync
-        words = self._whole.words
-        self._own = Own(words)
-        self._epsilon = torch.finfo(words.dtype).eps
+        self._words = self._whole.words
+        self._own = Own(self._words)
+        self._epsilon = torch.finfo(self._words.dtype).eps
         self._root: tuple[float, Tensor] | None = None
-        self._late = Late(words) if device.type == "cuda" else None
+        self._late = Late(self._words) if device.type == "cuda" else None
         self._checked = False
 
     def step(self, number: int, data: Step, lr: float, stop: bool, now: bool = False) -> list[Reading]:
@@ -74,7 +74,7 @@ class Stepper:
         """
         self._backward(number, data, stop)
         expected = data.global_size * self._expected
-        words = self._whole.words.grad
+        words = self._words.grad
         assert words is not None
         readings: list[Reading] = []
         if self._late is None:
@@ -86,7 +86,7 @@ class Stepper:
             self._scale_on_device(expected / (words[WEIGHT] * self._ranks.world_size))
         set_lr(self._optimizer, lr)
         self._optimizer.step()
-        self._whole.words.grad = None
+        self._words.grad = None
         for parameter in self._trained:
             parameter.grad = None
         return readings + self.flush() if now else readings
@@ -100,29 +100,31 @@ class Stepper:
     def _backward(self, number: int, data: Step, stop: bool) -> None:
         """Gradients of this rank's share into the parameters, averaged over the ranks; the words with them."""
         root = self._root_gradient(self._ranks.world_size / (data.global_size * self._expected))
-        loss_total: Tensor | None = None
-        weight_total: Tensor | float = 0.0
-        last = len(data.batches) - 1
-        for position, batch in enumerate(data.batches):
-            context: AbstractContextManager[object] = nullcontext() if position == last else self._no_sync()
-            with context:
-                with self._autocast:
-                    loss, weight, words = self._forward(batch)
-                if loss.dim():
-                    raise TrainingError(f"the task's loss has shape {tuple(loss.shape)}; return the sum, a scalar")
-                if data.idle:
-                    loss, weight = loss * 0.0, 0.0
-                detached = loss.detach()
-                loss_total = detached if loss_total is None else loss_total + detached
-                weight_total = weight if position == 0 else weight_total + weight
-                if position < last:
-                    loss.backward(root)
-                    continue
-                own = self._own.write(number, weight_total, stop, loss_total)
-                # The words are a leaf: as a root of their own, their gradient is set without a node in the graph.
-                torch.autograd.backward((loss, words), (root, own))
+        loss_sum: Tensor | float = 0.0
+        weight_sum: Tensor | float = 0.0
+        for batch in data.batches[:-1]:
+            with self._no_sync():
+                loss, weight, _ = self._loss(batch)
+                torch.autograd.backward((loss,), (root,))
+            loss_sum, weight_sum = loss_sum + loss.detach(), weight_sum + weight
+        loss, weight, words = self._loss(data.batches[-1])
+        if data.idle:
+            loss, weight = loss * 0.0, 0.0
+        alone = len(data.batches) == 1
+        loss_sum = loss.detach() if alone else loss_sum + loss.detach()
+        own = self._own.write(number, weight if alone else weight_sum + weight, stop, loss_sum)
+        # The words are a leaf: as a root of their own, their gradient is set without a node in the graph.
+        torch.autograd.backward((loss, words), (root, own))
         if not self._checked:
             self._check_gradients()
+
+    def _loss(self, batch: Any) -> tuple[Tensor, Tensor | float, Tensor]:
+        """The loss's sum and weight of a micro-batch, and the words."""
+        with self._autocast:
+            found = self._forward(batch)
+        if found[0].dim():
+            raise TrainingError(f"the task's loss has shape {tuple(found[0].shape)}; return the sum, a scalar")
+        return found  # type: ignore[no-any-return]
 
     def _root_gradient(self, scale: float) -> Tensor:
         """The gradient that backward starts from. With the expected weight in it, no later pass over gradients is due.
@@ -130,7 +132,7 @@ class Stepper:
         DDP averages sums over the ranks: (1/R) sum(g_r) x R/weight = sum(g_r)/weight.
         """
         if self._root is None or self._root[0] != scale:
-            dtype = self._whole.words.dtype
+            dtype = self._words.dtype
             self._root = scale, torch.tensor(scale, dtype=dtype, device=self._device)
         return self._root[1]
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from training.config import DataConfig
-from training.loader import Loader, placed, reader
+from training.loader import Loader, place, reader
 from training.order import Order, Slots
 from training.schedule import BatchPlan
 
@@ -91,8 +91,6 @@ def test_a_dataset_that_cannot_be_read_is_named() -> None:
 def test_floating_tensors_take_the_precision_in_any_structure() -> None:
     pair = collections.namedtuple("pair", ["x", "y"])
     batch = {"a": [torch.ones(2)], "b": pair(torch.ones(2, dtype=torch.int64), "text")}
-    (moved,) = placed([batch], CPU, torch.float64)
+    moved = place(batch, CPU, torch.float64)
     assert moved["a"][0].dtype == torch.float64
     assert (moved["b"].x.dtype, moved["b"].y) == (torch.int64, "text")
-    (same,) = placed([batch], CPU, None)
-    assert same is batch

@@ -100,7 +100,7 @@ def test_a_run_alone_prints_its_arithmetic_and_keeps_its_metrics(
     assert "batch  12 per rank x 1 accumulation x 1 rank = 12\n" in shown
     assert "lr     0.01 x 12/6 = 0.02, warmup 2 steps, linear to 0 at step 27\n" in shown
     assert "ranks  1 on cpu, fp32, 100 samples\n" in shown
-    assert re.search(r"step 25/27  loss \d", shown)
+    assert re.search(r"step 27/27  loss \d", shown)
     assert f"step 27  test loss {outcome.metrics['loss']:.4f}\n" in shown
     trained = records(folder, "train")
     assert [line["step"] for line in trained] == [5, 10, 15, 20, 25, 27]

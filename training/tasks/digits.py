@@ -33,7 +33,7 @@ class Images:
     def fetch(self, indices: Indices) -> Batch:
         """Pixels (batch, 64) and digits (batch,)."""
         picked = torch.from_numpy(indices)
-        return self.pixels[picked], self.digits[picked]
+        return self.pixels.index_select(0, picked), self.digits.index_select(0, picked)
 
 
 class Digits:

@@ -26,7 +26,7 @@ class Tensors:
     def fetch(self, indices: Indices) -> Batch:
         """Features (batch, features) and classes (batch,)."""
         picked = torch.from_numpy(indices)
-        return self.features[picked], self.classes[picked]
+        return self.features.index_select(0, picked), self.classes.index_select(0, picked)
 
 
 class Synthetic:
