@@ -121,7 +121,7 @@ def _check(options: argparse.Namespace) -> int:
 
     resolved = specfile.resolve(Path(options.spec), options.overrides, options.profile)
     print(f"{options.spec}: ok")
-    for line in summary.arithmetic(resolved.spec):
+    for line in [summary.resources(resolved.spec), *summary.arithmetic(resolved.spec)]:
         print(line)
     return DONE
 

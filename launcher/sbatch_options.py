@@ -127,7 +127,7 @@ def normalise(options: Any) -> list[tuple[str, str | None]]:
         return []
     if isinstance(options, dict):
         return [
-            (_name(str(key)), None if value is True else _text(key, value))
+            (spelled(str(key)), None if value is True else _text(key, value))
             for key, value in options.items()
             if value is not None and value is not False
         ]
@@ -136,7 +136,8 @@ def normalise(options: Any) -> list[tuple[str, str | None]]:
     raise ValueError(f"{options!r} is neither a mapping nor a list of options")
 
 
-def _name(key: str) -> str:
+def spelled(key: str) -> str:
+    """An option's name as sbatch spells it."""
     return key.removeprefix("--").replace("_", "-")
 
 
@@ -150,4 +151,4 @@ def _written(entry: object) -> tuple[str, str | None]:
     match = _WRITTEN.fullmatch(entry) if isinstance(entry, str) else None
     if match is None:
         raise ValueError(f"{entry!r} is not in the form --name or --name=value")
-    return _name(match[1]), match[2]
+    return spelled(match[1]), match[2]

@@ -8,7 +8,6 @@ _WORDS = frozenset({"KEY", "PWD", "PASS", "PASSPHRASE", "AUTH"})
 _ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS", "APIKEY")
 _NO_SECRETS = frozenset({"PWD", "OLDPWD"})
 _URL_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
-_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*[\"']?(\w+)", re.ASCII)
 
 MASK = "********"
 
@@ -22,8 +21,3 @@ def name_is_secret(name: str) -> bool:
 def has_url_password(text: str) -> bool:
     """Whether a text holds a URL with a password, such as postgres://user:word@host/."""
     return bool(_URL_PASSWORD.search(text))
-
-
-def variables_in(interpolation: str) -> list[str]:
-    """The names of secret environment variables that an interpolation would write out."""
-    return [name for name in _ENVIRONMENT.findall(interpolation) if name_is_secret(name)]

@@ -22,14 +22,29 @@ def arithmetic(spec: JobSpec) -> list[str]:
     return schedule.arithmetic_lines(spec.train, plan, spec.train.steps)
 
 
+def resources(spec: JobSpec) -> str:
+    """What the job asks for, in one line: `asks   2 nodes x 2 ranks, 1 CPU each, 4G a node, time 00:30:00`."""
+    asked = spec.resources
+    nodes, ranks = _count(asked.nodes, "node"), _count(asked.tasks_per_node, "rank")
+    parts = [f"{nodes} x {ranks}", f"{_count(asked.cpus_per_task, 'CPU')} each"]
+    gpus = {"a rank": asked.gpus_per_task, "a node": asked.gpus_per_node}
+    parts += [f"GPUs {value} {unit}" for unit, value in gpus.items() if value]
+    memory = {"a node": asked.memory, "a CPU": asked.memory_per_cpu, "a GPU": asked.memory_per_gpu}
+    parts += [f"memory {value} {unit}" for unit, value in memory.items() if value is not None]
+    parts += [f"{name} {value}" for name, value in (("time", asked.time), ("partition", spec.slurm.partition)) if value]
+    return f"asks   {', '.join(parts)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
+
+
 def where(spec: JobSpec, run: Started) -> str:
     """The first line after a submission: the run, its folder, its job or its place on this machine."""
-    resources = spec.resources
     if run.executor == "local":
         why = "; no sbatch here" if spec.executor == "auto" and not shutil.which("sbatch") else ""
-        emulated = f"{resources.nodes} emulated nodes x " if resources.nodes > 1 else ""
-        count = resources.tasks_per_node
-        place = f"on this machine: {emulated}{count} rank{'s' if count > 1 else ''}{why}"
+        emulated = f"{spec.resources.nodes} emulated nodes x " if spec.resources.nodes > 1 else ""
+        place = f"on this machine: {emulated}{_count(spec.resources.tasks_per_node, 'rank')}{why}"
     else:
         partition = f" on partition {spec.slurm.partition}" if spec.slurm.partition else ""
         place = f"job {run.job_id}{partition}"

@@ -27,6 +27,8 @@ class Fitted:
     """Place of each value and section, by dotted path, with [i] for the elements of a list."""
     origins: dict[str, Origin] = field(default_factory=dict)
     """Places of the leaves alone: a list counts as one leaf."""
+    secrets: list[tuple[Path, str]] = field(default_factory=list)
+    """Paths of the interpolations that read a secret environment variable, and its name."""
     bad: set[str] = field(default_factory=set)
     """Dotted paths that have a fault already: further rules about them would only repeat it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from omegaconf.errors import GrammarParseError, InterpolationToMissingValueError
 from omegaconf.resolvers import oc
 
 from ..errors import Fault
+from ..secret import name_is_secret
 from ..spec import JobSpec
 from .fit import Fitted, dotted
 from .schema import Field, example, fields_of, words
@@ -29,11 +29,11 @@ def resolve(fitted: Fitted, env: Mapping[str, str], faults: list[Fault]) -> dict
 
     Each value that fails is added to `faults`, and its field keeps its default.
     """
-    with _environment(env):
-        return _resolve(fitted, faults)
+    with _environment(env) as read:
+        return _resolve(fitted, faults, read)
 
 
-def _resolve(fitted: Fitted, faults: list[Fault]) -> dict[str, Any]:
+def _resolve(fitted: Fitted, faults: list[Fault], read: list[str]) -> dict[str, Any]:
     config = OmegaConf.structured(_twin(JobSpec, (), fitted.sections))
     values = {keys: value for keys, value in fitted.values.items() if not fitted.is_lost(dotted(keys))}
     for path, keys, text in fitted.interpolations:
@@ -47,11 +47,14 @@ def _resolve(fitted: Fitted, faults: list[Fault]) -> dict[str, Any]:
     for keys, value in values.items():
         if not fitted.is_lost(dotted(keys)):
             _assign(config, keys, value, fitted, faults)
-    failed = [
-        (path, keys)
-        for path, keys, text in fitted.interpolations
-        if not fitted.is_lost(dotted(path)) and not _resolves(config, path, keys, text, fitted, faults)
-    ]
+    failed = []
+    for path, keys, text in fitted.interpolations:
+        if fitted.is_lost(dotted(path)):
+            continue
+        read.clear()
+        if not _resolves(config, path, keys, text, fitted, faults):
+            failed.append((path, keys))
+        fitted.secrets += [(path, name) for name in dict.fromkeys(read) if name_is_secret(name)]
     for path, keys in failed:
         _lose(_parent(config, keys), keys[-1], path, keys, fitted)
     plain: Any = OmegaConf.to_container(config, resolve=False)
@@ -165,20 +168,19 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _environment(env: Mapping[str, str]) -> Iterator[None]:
-    """Let `${oc.env:NAME}` read `env`."""
-    if env is os.environ:
-        yield
-        return
+def _environment(env: Mapping[str, str]) -> Iterator[list[str]]:
+    """Let `${oc.env:NAME}` read `env`. Gives the list to which each name is added as it is read."""
+    asked: list[str] = []
 
     def read(name: str, *default: Any) -> Any:
+        asked.append(name)
         if name in env or not default:
             return env[name] if name in env else _not_set(name)
         return None if default[0] is None else str(default[0])
 
     OmegaConf.register_resolver("oc.env", read, replace=True, annotation_validation="off")
     try:
-        yield
+        yield asked
     finally:
         OmegaConf.register_resolver("oc.env", oc.env, replace=True, annotation_validation="off")
 

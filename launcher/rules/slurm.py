@@ -147,6 +147,10 @@ def _check_options(options: Any, report: Report) -> None:
         except ValueError as error:
             report.add(path, str(error), "write name: value in a mapping, or --name=value in a list")
             continue
+        if isinstance(entry, dict) and not pairs:
+            _check_name(
+                path, sbatch_options.spelled(str(next(iter(entry)))), report
+            )  # null leaves an option out, which has to be one all the same
         for name, value in pairs:
             _check_option(path, name, value, report)
             if name in seen:
@@ -156,16 +160,25 @@ def _check_options(options: Any, report: Report) -> None:
 
 def _check_option(path: str, name: str, value: str | None, report: Report) -> None:
     long = sbatch_options.SHORT.get(name, name)
-    if long in sbatch_options.OWNED:
-        report.add(path, f"--{long} is not free", sbatch_options.OWNED[long])
-    elif long not in sbatch_options.FREE:
-        report.add(path, f"sbatch has no option --{name}", _near_option(name))
-    elif long != name:
+    if not _check_name(path, name, report):
+        return
+    if long != name:
         report.add(path, f"-{name} is a short option", f"write {long}")
     elif value is None and name not in sbatch_options.BARE | sbatch_options.BARE_OR_VALUE:
         report.add(path, f"--{name} needs a value", f"write {name}: VALUE, or --{name}=VALUE")
     elif value is not None and name in sbatch_options.BARE:
         report.add(path, f"--{name} takes no value, but has {value!r}", f"write {name}: true, or --{name}")
+
+
+def _check_name(path: str, name: str, report: Report) -> bool:
+    long = sbatch_options.SHORT.get(name, name)
+    if long in sbatch_options.OWNED:
+        report.add(path, f"--{long} is not free", sbatch_options.OWNED[long])
+    elif long not in sbatch_options.FREE:
+        report.add(path, f"sbatch has no option --{name}", _near_option(name))
+    else:
+        return True
+    return False
 
 
 def _near_option(name: str) -> str:

@@ -29,8 +29,8 @@ def check_texts(spec: JobSpec, report: Report) -> None:
             report.add(name, "looks like a secret", _SECRET_REMEDY)
         elif secret.has_url_password(text):
             report.add(name, "a URL with a password in it", _SECRET_REMEDY)
-    for path, _, text in report.fitted.interpolations:
-        for variable in secret.variables_in(text) if dotted(path) not in report.fitted.bad else ():
+    for path, variable in report.fitted.secrets:
+        if dotted(path) not in report.fitted.bad:
             report.add(dotted(path), f"writes out the secret {variable}", _SECRET_REMEDY)
 
 

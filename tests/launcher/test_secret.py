@@ -40,10 +40,3 @@ def test_a_url_may_not_hold_a_password() -> None:
     assert secret.has_url_password("https://:word@host")
     for text in ("https://host:8080/a@b", "https://user@host/", "s3://bucket/a:b@c", "user:word@host"):
         assert not secret.has_url_password(text)
-
-
-def test_interpolations_that_would_write_a_secret_out() -> None:
-    assert secret.variables_in("a ${oc.env:HF_TOKEN} ${ oc.env : 'WANDB_API_KEY',x} ${oc.env:HOME}") == [
-        "HF_TOKEN",
-        "WANDB_API_KEY",
-    ]

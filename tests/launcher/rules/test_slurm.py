@@ -59,6 +59,9 @@ BAD = {
     'slurm.nodelist=""': "slurm.nodelist: empty; name hosts such as n1,n[3-5], or set it null",
     'slurm.partition=""': "slurm.partition: empty; give a name, or null to leave the option out",
     "slurm.gres=two gpus": "slurm.gres: 'two gpus' is no list of resources; write name:count or name:type:count",
+    "slurm.options={nicee: null}": "slurm.options.nicee: sbatch has no option --nicee; did you mean nice?",
+    "slurm.options={mail_typ: false}": "slurm.options.mail_typ: sbatch has no option --mail-typ; "
+    "did you mean mail-type?",
     "slurm.options=exclusive": "slurm.options: 'exclusive' is neither; write a mapping or a list of sbatch options",
     "slurm.options={time: 3}": "slurm.options.time: --time is not free; use resources.time",
     "slurm.options={job_name: x}": "slurm.options.job_name: --job-name is not free; use name",

@@ -88,3 +88,19 @@ def test_an_interpolation_may_not_write_a_secret_out(faults: Faults) -> None:
     assert faults(text, env={"API_KEY": "hunter2"}) == [
         f"spec.yaml:2:14: command[1]: writes out the secret API_KEY; {REMEDY}"
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a ${ oc.env : 'API_KEY',x}",
+        "${oc.env:${env.N}}",
+        "${oc.decode:${oc.env:API_KEY}}",
+        "${oc.decode:'${oc.env:API_KEY}'}",
+        "${oc.env:HOME,${oc.env:API_KEY}}",
+    ],
+)
+def test_a_secret_is_known_by_the_variable_that_is_read_however_it_is_named(faults: Faults, text: str) -> None:
+    spec = f'name: x\ncommand: [a, "{text}"]\nenv: {{N: API_KEY}}\n'
+    found = faults(spec, env={"API_KEY": "hunter2", "HOME": "/h"})
+    assert found == [f"spec.yaml:2:14: command[1]: writes out the secret API_KEY; {REMEDY}"]
