@@ -19,7 +19,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -82,8 +82,19 @@ class Checkpoints:
 
         self._together(f"{self._folder.full(found.name)} was not loaded", work, everyone=True)
 
-    def save(self, step: int, samples: int, model: nn.Module, optimizer: Optimizer, config: RunConfig) -> None:
+    def save(
+        self,
+        step: int,
+        samples: int,
+        model: nn.Module,
+        optimizer: Optimizer,
+        config: RunConfig,
+        ledger: dict[str, Any] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
         """Write and publish a checkpoint of the bare `model` after `step` optimizer steps and `samples` samples.
+
+        `ledger` is this rank's part of the ledger, `extra` further state of the loop, alike on all ranks; both JSON.
 
         A good checkpoint of the same step and samples is left as it is. When it returns, the new one is durable and
         older ones beyond keep_last are gone. Errors: CheckpointError naming path and reason; older checkpoints are
@@ -96,7 +107,7 @@ class Checkpoints:
         try:
             shares = self._together(failed, lambda: self._write_share(place, model, optimizer), everyone=True)
             files = {name: written for share in shares if share for name, written in share.items()}
-            self._together(failed, lambda: self._publish(place, step, samples, files, config))
+            self._together(failed, lambda: self._publish(place, step, samples, files, config, ledger, extra))
         except CheckpointError:
             if self._ranks.rank == 0:
                 self._drop(place)
@@ -165,8 +176,19 @@ class Checkpoints:
             files["state.json"] = self._folder.write(f"{place}/state.json", [plain])
         return files
 
-    def _publish(self, place: str, step: int, samples: int, files: dict[str, Written], config: RunConfig) -> None:
-        described = manifest.describe(step, samples, self._ranks.world_size, files, to_plain(config))
+    def _publish(
+        self,
+        place: str,
+        step: int,
+        samples: int,
+        files: dict[str, Written],
+        config: RunConfig,
+        ledger: dict[str, Any] | None,
+        extra: dict[str, Any] | None,
+    ) -> None:
+        described = manifest.describe(
+            step, samples, self._ranks.world_size, files, to_plain(config), ledger or {}, extra or {}
+        )
         self._folder.flush(place)
         self._folder.write(f"{place}/{MANIFEST}", [described])
         if not self._folder.atomic:

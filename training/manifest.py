@@ -9,7 +9,7 @@ import json
 import platform
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,10 +41,22 @@ class Found:
     """Ranks that wrote it."""
     files: dict[str, Written]
     """Size and hash of each file."""
+    ledger: dict[str, Any] = field(default_factory=dict)
+    """What was consumed, as `ledger` describes it."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further state of the training loop, as JSON."""
 
 
-def describe(step: int, samples: int, world_size: int, files: dict[str, Written], config: dict[str, Any]) -> bytes:
-    """The manifest's content. `config` is the run's configuration in YAML keys."""
+def describe(
+    step: int,
+    samples: int,
+    world_size: int,
+    files: dict[str, Written],
+    config: dict[str, Any],
+    ledger: dict[str, Any],
+    extra: dict[str, Any],
+) -> bytes:
+    """The manifest's content. `config` is the run's configuration in YAML keys; the others are as in `Found`."""
     body = {
         "format": FORMAT,
         "step": step,
@@ -57,6 +69,8 @@ def describe(step: int, samples: int, world_size: int, files: dict[str, Written]
             "python": platform.python_version(),
         },
         "config": config,
+        "ledger": ledger,
+        "extra": extra,
         "files": {name: {"size": w.size, "sha256": w.sha256} for name, w in sorted(files.items())},
     }
     body = json.loads(json.dumps(body, default=str))  # as a reader will see it: text keys, dates as text
@@ -116,7 +130,15 @@ def _parse(name: str, content: bytes) -> Found:
                 f"{name} has format {body['format']}, this version reads up to {FORMAT}: update ddp-launcher"
             )
         files = {file: Written(int(w["size"]), str(w["sha256"])) for file, w in body["files"].items()}
-        found = Found(int(body["step"]), int(body["samples"]), name, int(body["world_size"]), files)
+        found = Found(
+            int(body["step"]),
+            int(body["samples"]),
+            name,
+            int(body["world_size"]),
+            files,
+            dict(body["ledger"]),
+            dict(body["extra"]),
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{MANIFEST} is not valid: {type(error).__name__}: {error}") from error
     if int(name.rpartition("-")[2]) != found.step:
