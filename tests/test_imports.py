@@ -19,7 +19,7 @@ OWNERS = {
     "omegaconf": {"launcher/reading/omega.py"},
     "submitit": {"launcher/executors.py"},
     "wandb": {"training/wandb_sink.py"},
-    "fsspec": {"training/storage.py"},
+    "fsspec": {"training/remote.py"},
 }
 
 

@@ -25,6 +25,7 @@ from .progress import Progress
 from .ranks import Ranks
 from .runfolder import RunFolder
 from .schedule import BatchPlan, batch_plan, check_schedule, scaled_lr
+from .shelf import Keep
 from .step import Stepper
 from .stop import StopFlag
 from .task import Task, load_task
@@ -57,7 +58,7 @@ def assemble(
     _seed(_derived(settings.seed, ranks.rank))
     stepper = Stepper(task, model, optimizer, settings, ranks, device)
     place = settings.checkpoint.folder or str(folder.checkpoints)
-    checkpoints = Checkpoints(place, settings.checkpoint.keep_last, ranks)
+    checkpoints = Checkpoints(place, Keep(settings.checkpoint.keep_last), ranks)
     found = checkpoints.newest()
     if found is not None:
         check_same_batch(settings, plan, found)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from .agree import reason
+from .bytestream import Written, digest_of
 from .errors import CheckpointError
-from .storage import Folder, Written
+from .storage import Folder
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -71,7 +72,7 @@ def describe(
         "config": config,
         "ledger": ledger,
         "extra": extra,
-        "files": {name: {"size": w.size, "sha256": w.sha256} for name, w in sorted(files.items())},
+        "files": {name: {"size": w.size, "xxh3_128": w.xxh3} for name, w in sorted(files.items())},
     }
     body = json.loads(json.dumps(body, default=str))  # as a reader will see it: text keys, dates as text
     return json.dumps({**body, "digest": _digest(body)}, indent=1).encode()
@@ -108,16 +109,16 @@ def verify(folder: Folder, found: Found, file: str) -> None:
         raise DamagedError(f"{file} is missing")
     if size != expected.size:
         raise DamagedError(f"{file} has {size} bytes, its manifest says {expected.size}")
-    if folder.sha256(f"{found.name}/{file}") != expected.sha256:
-        raise DamagedError(f"{file} has another SHA-256 than its manifest says")
+    if folder.xxh3(f"{found.name}/{file}") != expected.xxh3:
+        raise DamagedError(f"{file} has another hash than its manifest says")
 
 
 def verify_content(found: Found, file: str, content: bytes) -> None:
     """Compare bytes that were read with the manifest. Errors: DamagedError."""
     if file not in found.files:
         raise DamagedError(f"{file} is not in the manifest")
-    if hashlib.sha256(content).hexdigest() != found.files[file].sha256:
-        raise DamagedError(f"{file} has another SHA-256 than its manifest says")
+    if digest_of(content) != found.files[file].xxh3:
+        raise DamagedError(f"{file} has another hash than its manifest says")
 
 
 def _parse(name: str, content: bytes) -> Found:
@@ -129,7 +130,7 @@ def _parse(name: str, content: bytes) -> Found:
             raise CheckpointError(
                 f"{name} has format {body['format']}, this version reads up to {FORMAT}: update ddp-launcher"
             )
-        files = {file: Written(int(w["size"]), str(w["sha256"])) for file, w in body["files"].items()}
+        files = {file: Written(int(w["size"]), str(w["xxh3_128"])) for file, w in body["files"].items()}
         found = Found(
             int(body["step"]),
             int(body["samples"]),

@@ -1,7 +1,6 @@
 """A folder of files that may live on this machine, on a shared file system, or anywhere that fsspec reaches.
 
-This module owns fsspec: it is imported only when a folder is a URL, and every error of a foreign library leaves here as
-an OSError whose text names the path and the reason. Nothing here knows what the files mean.
+A folder that is a URL is `remote.RemoteFolder`, which has the same methods. Nothing here knows what the files mean.
 
     folder = open_folder("runs/a/checkpoints")        # or "s3://bucket/run", "memory://run", "file:///data/run"
     written = folder.write("step-1/model.safetensors", chunks)   # durable when the call returns
@@ -13,26 +12,14 @@ Names are relative to the folder, with `/` between parts.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
-_CHUNK_BYTES = 16 * 1024 * 1024
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Written:
-    """What was written to one file."""
-
-    size: int
-    """Bytes."""
-    sha256: str
-    """Hexadecimal digest of the content."""
+from .bytestream import Written, digest_of_file, pour
+from .remote import RemoteFolder
 
 
 def open_folder(place: str) -> LocalFolder | RemoteFolder:
@@ -76,42 +63,44 @@ class LocalFolder:
         """A file's whole content."""
         return (self._path / name).read_bytes()
 
-    def sha256(self, name: str) -> str:
+    def xxh3(self, name: str) -> str:
         """Hexadecimal digest of a file's content, read in pieces."""
         with (self._path / name).open("rb", buffering=0) as source:
-            return hashlib.file_digest(source, "sha256").hexdigest()
+            return digest_of_file(source.read)
 
     def local(self, name: str) -> Path | None:
         """The file's path where it can be opened in place, None on object stores."""
         return self._path / name
 
     def make(self, name: str) -> None:
-        """Create a folder, with its parents; it may exist already."""
-        (self._path / name).mkdir(parents=True, exist_ok=True)
+        """Create a folder, with its parents, and make their names durable; it may exist already."""
+        path = self._path / name
+        for folder in reversed([p for p in (path, *path.parents) if not p.is_dir()]):
+            folder.mkdir(exist_ok=True)
+            with suppress(PermissionError):  # a parent of others' may be entered, but not read
+                _flush(folder.parent)
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> Written:
         """Write a new file in pieces and make its content durable."""
         path = self._path / name
-        with path.open("xb", buffering=0) as out:
+        out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
-            def put(piece: memoryview) -> None:
-                while piece:
-                    piece = piece[out.write(piece) or 0 :]
+        def put(piece: memoryview) -> None:
+            while piece:
+                piece = piece[os.write(out, piece) :]
 
-            try:
-                written = _pour(chunks, put)
-                os.fsync(out.fileno())
-            except OSError as error:  # a failing write carries no path of its own
-                raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        try:
+            written = pour(chunks, put)
+            os.fsync(out)
+        except OSError as error:  # a failing write carries no path of its own
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        finally:
+            os.close(out)
         return written
 
     def flush(self, name: str) -> None:
         """Make the names inside a folder durable."""
-        descriptor = os.open(self._path / name, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _flush(self._path / name)
 
     def publish(self, staged: str, final: str) -> None:
         """Give a complete folder its final name. Errors: FileExistsError where that name is taken."""
@@ -132,119 +121,14 @@ class LocalFolder:
             path.unlink(missing_ok=True)
 
 
-class RemoteFolder:
-    """The same for a folder that fsspec opens. Object stores have no folders and no rename of one."""
-
-    atomic = False
-    """A reader must wait for a file that is written last."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
-        self._files, self._root = _filesystem(self._url)
-
-    def full(self, name: str) -> str:
-        return f"{self._url}/{name}" if name else self._url
-
-    def names(self, name: str = "") -> list[str]:
-        def look() -> list[str]:
-            self._files.invalidate_cache()
-            return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in self._files.ls(path, detail=False))
-
-        path = self._at(name)
-        try:
-            return self._translate(name, look)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-
-    def size(self, name: str) -> int | None:
-        try:
-            return int(self._translate(name, lambda: self._files.info(self._at(name))["size"]))
-        except FileNotFoundError:
-            return None
-
-    def read(self, name: str) -> bytes:
-        return bytes(self._translate(name, lambda: self._files.cat_file(self._at(name))))
-
-    def sha256(self, name: str) -> str:
-        def digest() -> str:
-            total = hashlib.sha256()
-            with self._files.open(self._at(name), "rb") as source:
-                while piece := source.read(_CHUNK_BYTES):
-                    total.update(piece)
-            return total.hexdigest()
-
-        return self._translate(name, digest)
-
-    def local(self, name: str) -> Path | None:
-        return None
-
-    def make(self, name: str) -> None:
-        self._translate(name, lambda: self._files.makedirs(self._at(name), exist_ok=True))
-
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> Written:
-        def put_all() -> Written:
-            with self._files.open(self._at(name), "wb") as out:
-                return _pour(chunks, out.write)
-
-        return self._translate(name, put_all)
-
-    def flush(self, name: str) -> None:
-        """Nothing to do: an object is durable when its write has returned."""
-
-    def publish(self, staged: str, final: str) -> None:
-        if self.names(final):
-            raise FileExistsError(errno.EEXIST, "exists already", self.full(final))
-        self._translate(final, lambda: self._files.mv(self._at(staged), self._at(final), recursive=True))
-
-    def remove(self, name: str) -> None:
-        def drop() -> None:
-            if self._files.exists(self._at(name)):
-                self._files.rm(self._at(name), recursive=True)
-
-        self._translate(name, drop)
-
-    def _at(self, name: str) -> str:
-        return f"{self._root}/{name}".rstrip("/")
-
-    def _translate(self, name: str, work: Callable[[], T]) -> T:
-        try:
-            return work()
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # every store brings its own exceptions
-            code = getattr(error, "errno", None)
-            reason = f"{self.full(name)}: {type(error).__name__}: {error}"
-            raise (OSError(code, reason) if isinstance(code, int) else OSError(reason)) from error
-
-
 Folder = LocalFolder | RemoteFolder
 
 
-def _pour(chunks: Iterable[bytes | memoryview], put: Callable[[memoryview], Any]) -> Written:
-    """Hash and write in one pass, while a piece is still in the processor's cache."""
-    total, size = hashlib.sha256(), 0
-    for piece in _pieces(chunks):
-        total.update(piece)
-        put(piece)
-        size += len(piece)
-    return Written(size, total.hexdigest())
-
-
-def _pieces(chunks: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    for chunk in chunks:
-        view = memoryview(chunk).cast("B") if len(chunk) else memoryview(b"")
-        for start in range(0, len(view), _CHUNK_BYTES):
-            yield view[start : start + _CHUNK_BYTES]
-
-
-def _filesystem(url: str) -> tuple[Any, str]:
-    import fsspec
-
-    protocol = url.partition("://")[0]
+def _flush(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        files, root = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise OSError(f"{url}: the package for {protocol}:// is missing ({error}); pip install it") from error
-    except ValueError as error:
-        raise OSError(f"{url}: {error}; give a path or a URL that fsspec opens, such as s3://bucket/folder") from error
-    return files, str(root).rstrip("/")
+        os.fsync(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(folder)) from error
+    finally:
+        os.close(descriptor)

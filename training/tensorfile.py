@@ -44,16 +44,12 @@ def encode(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
     Errors: CheckpointError naming a tensor that the format cannot hold (sparse, quantized, complex128).
     """
     # Widest elements first: every tensor then starts at a multiple of its element's size.
+    check_storable(tensors)
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:
         tensor = tensors[name]
-        if tensor.dtype not in _CODES or tensor.layout is not torch.strided:
-            raise CheckpointError(
-                f"{name}: a {tensor.layout} tensor of {tensor.dtype} cannot be stored; "
-                f"dense tensors of these types can: {', '.join(str(d).removeprefix('torch.') for d in _CODES)}"
-            )
         start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
@@ -61,6 +57,16 @@ def encode(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
     yield len(text).to_bytes(8, "little") + text
     for name in names:
         yield raw_bytes(tensors[name])
+
+
+def check_storable(tensors: dict[str, Tensor]) -> None:
+    """Errors: CheckpointError naming a tensor that the format cannot hold (sparse, quantized, complex128)."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _CODES or tensor.layout is not torch.strided:
+            raise CheckpointError(
+                f"{name}: a {tensor.layout} tensor of {tensor.dtype} cannot be stored; "
+                f"dense tensors of these types can: {', '.join(str(d).removeprefix('torch.') for d in _CODES)}"
+            )
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:

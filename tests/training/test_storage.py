@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import resource
 import subprocess
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from training.storage import Folder, LocalFolder, RemoteFolder, open_folder
 
@@ -32,7 +32,7 @@ def test_written_pieces_are_read_back_with_their_size_and_hash(folder: Folder) -
     big = os.urandom(17 * 1024 * 1024)
     written = folder.write("x", [b"ab", memoryview(b""), memoryview(big)])
     assert written.size == 2 + len(big) == folder.size("x")
-    assert written.sha256 == hashlib.sha256(b"ab" + big).hexdigest() == folder.sha256("x")
+    assert written.xxh3 == xxhash.xxh3_128_hexdigest(b"ab" + big) == folder.xxh3("x")
     assert folder.read("x") == b"ab" + big
 
 
@@ -47,7 +47,7 @@ def test_names_are_sorted_and_those_of_a_missing_folder_are_none(folder: Folder)
 
 
 def test_a_missing_file_is_named(folder: Folder) -> None:
-    for call in (folder.read, folder.sha256):
+    for call in (folder.read, folder.xxh3):
         with pytest.raises(FileNotFoundError, match="gone"):
             call("gone")
 

@@ -1,0 +1,159 @@
+"""Writing one checkpoint, by all ranks together, while training goes on: what runs on each rank's writer thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch import distributed as dist
+
+from . import manifest
+from .agree import together
+from .buffers import Buffers
+from .bytestream import Written
+from .config import RunConfig, to_plain
+from .errors import CheckpointError
+from .ranks import Ranks
+from .shelf import Shelf, say
+from .snapshot import Snapshot
+from .storage import Folder
+from .tensorfile import encode
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a checkpoint says: on each rank the rank's own share of it."""
+
+    step: int
+    samples: int
+    tensors: dict[str, dict[str, Tensor]]
+    """File name -> tensors by name: copies on the host, which nothing changes until the save has ended."""
+    texts: dict[str, bytes]
+    """File name -> content."""
+    config: RunConfig
+    ledger: dict[str, Any]
+    extra: dict[str, Any]
+
+
+@dataclass
+class Saved:
+    """How a save went, as this rank saw it."""
+
+    step: int
+    samples: int
+    stall_s: float
+    """Seconds that training stood still for it: for the save before it, and for the copy."""
+    write_s: float = 0.0
+    """Seconds from the copy to the end, training going on."""
+    bytes: int = 0
+    """Bytes that this rank wrote."""
+    tries: int = 0
+    error: CheckpointError | None = None
+    """Why there is no such checkpoint; None when there is."""
+
+
+@dataclass
+class Writer:
+    """Writes contents to a folder. Every method is called by all ranks at the same point."""
+
+    folder: Folder
+    shelf: Shelf
+    ranks: Ranks
+    buffers: Buffers
+    pauses_s: tuple[float, ...] = ()
+    """How long to wait before each further try of a write that failed."""
+    group: dist.ProcessGroup | None = field(default=None, repr=False)
+    """The ranks' process group for saves; None: the default one."""
+
+    def run(self, content: Content | CheckpointError, saved: Saved) -> None:
+        """Write and publish, with further tries, and note in `saved` how it went. Raises nothing."""
+        began = time.perf_counter()
+        try:
+            for pause in (*self.pauses_s, None):
+                saved.tries += 1
+                try:
+                    self._write(content, saved)
+                    break
+                except CheckpointError as error:
+                    if pause is None or isinstance(content, CheckpointError):
+                        raise
+                    if self.ranks.rank == 0:
+                        say(f"{error}; the next try is in {pause:g} s")
+                    time.sleep(pause)
+        except CheckpointError as error:
+            saved.error = error
+        except Exception as error:  # noqa: BLE001 - the thread has nobody above it; it is raised where the save is ended
+            saved.error = CheckpointError(
+                f"the checkpoint of step {saved.step} was not written: {type(error).__name__}: {error}"
+            )
+        saved.write_s = time.perf_counter() - began
+
+    def _write(self, content: Content | CheckpointError, saved: Saved) -> None:
+        failed = f"the checkpoint of step {saved.step} was not written, older ones are intact"
+        place = self._together(failed, lambda: self.shelf.prepare(saved.step, saved.samples))[0]
+        if place is None:
+            return
+        try:
+            shares = self._together(failed, lambda: self._write_share(place, content), everyone=True)
+            files = {name: written for share, _ in shares for name, written in share.items()}
+            ledgers = [ledger for _, ledger in shares]
+            self._together(failed, lambda: self._publish(place, content, files, ledgers))
+        except CheckpointError:
+            if self.ranks.rank == 0:
+                self.shelf.drop(place)
+            raise
+        saved.bytes = sum(written.size for written in shares[self.ranks.rank][0].values())
+        if self.ranks.rank == 0:
+            self.shelf.retire(saved.step)
+
+    def _write_share(self, place: str, content: Content | CheckpointError) -> tuple[dict[str, Written], dict[str, Any]]:
+        """Write this rank's files; returns them, and this rank's part of the ledger."""
+        if isinstance(content, CheckpointError):
+            raise content
+        self.folder.make(place)  # asks the server, where this node's view of a shared folder may be old
+        self.buffers.wait()
+        files = {name: self.folder.write(f"{place}/{name}", [text]) for name, text in content.texts.items()}
+        for name, tensors in content.tensors.items():
+            files[name] = self.folder.write(f"{place}/{name}", encode(tensors))
+        return files, content.ledger
+
+    def _publish(
+        self, place: str, content: Content | CheckpointError, files: dict[str, Written], ledgers: list[dict[str, Any]]
+    ) -> None:
+        assert isinstance(content, Content)
+        described = manifest.describe(
+            content.step,
+            content.samples,
+            self.ranks.world_size,
+            files,
+            to_plain(content.config),
+            ledgers[0],
+            content.extra,
+        )
+        self.shelf.publish(place, content.step, content.samples, described)
+
+    def _together(self, failed: str, work: Callable[[], T], everyone: bool = False) -> list[T]:
+        return together(self.ranks, failed, work, everyone, self.group)
+
+
+def shares(snapshot: Snapshot, alike: set[str], world_size: int) -> list[Snapshot]:
+    """Split a state that all ranks have into a share for each, about equal in bytes; the plain part is rank 0's.
+
+    `alike`: names of the model's tensors that are the same on all ranks, as parameters are. The others, such as the
+    running means of a batch norm, are taken from rank 0, as DDP does. The split is the same on every rank.
+    """
+    found = [Snapshot({}, {}, snapshot.plain if rank == 0 else {}) for rank in range(world_size)]
+    sizes = [0] * world_size
+    entries = [("model", name, tensor) for name, tensor in snapshot.model.items()]
+    entries += [("optimizer", name, tensor) for name, tensor in snapshot.optimizer.items()]
+    for kind, name, tensor in sorted(entries, key=lambda entry: -entry[2].numel() * entry[2].element_size()):
+        shared = kind == "optimizer" or name in alike
+        rank = sizes.index(min(sizes)) if shared else 0
+        (found[rank].model if kind == "model" else found[rank].optimizer)[name] = tensor
+        sizes[rank] += tensor.numel() * tensor.element_size()
+    return found
