@@ -18,6 +18,8 @@ from typing import Any
 import submitit
 from submitit.core import utils
 
+from training.runfolder import RUN_FOLDER_VARIABLE
+
 from . import slurm
 from .environment import scrub
 from .script import Submission, door_command, rank_command, render
@@ -85,10 +87,12 @@ class LocalExecutor(submitit.LocalExecutor):
     def _submit_command(self, command: str) -> submitit.LocalJob[Any]:
         """As submitit's, but with Ctrl-C blocked in the controller, which would answer it by killing the ranks."""
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-        ours = {MINDER_VARIABLE: str(os.getpid())} | ({} if gpus is None else {OUTER_GPUS_VARIABLE: gpus})
+        ours = {MINDER_VARIABLE: str(os.getpid()), RUN_FOLDER_VARIABLE: str(self._submission.folder.path)}
+        ours |= {} if gpus is None else {OUTER_GPUS_VARIABLE: gpus}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         if "PYTHONSAFEPATH" not in os.environ:
             ours |= {"PYTHONSAFEPATH": "1", SAFE_PATH_VARIABLE: "1"}
+        outer = {name: os.environ[name] for name in ours if name in os.environ}
         os.environ.update(ours)
         try:
             with scrub():
@@ -97,6 +101,7 @@ class LocalExecutor(submitit.LocalExecutor):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for name in ours:
                 del os.environ[name]
+            os.environ.update(outer)
 
 
 def submit_slurm(spec: JobSpec, submission: Submission, job: Callable[[], object]) -> str:

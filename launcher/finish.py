@@ -29,8 +29,9 @@ class Verdict:
     """How an attempt ended."""
 
     attempt: int
-    cause: Literal["done", "stopped", "failed", "killed"]
-    """stopped: cleanly, because it was asked to; killed: with its host process or batch script, before it could say."""
+    cause: Literal["done", "stopped", "failed", "hang", "killed"]
+    """stopped: cleanly, because it was asked to; hang: nothing moved, which its ranks noticed themselves; killed: with
+    its host process or batch script, before it could say."""
     exit_code: int
     """0, 143 after a clean stop, 2 for a fault of the user's configuration, else 5."""
     rank: int | None = None
@@ -50,8 +51,9 @@ class Verdict:
         if self.rank is None:
             return [f"attempt {self.attempt} ended before any rank came to its end or said why; see {self.log}"]
         first, *rest = (self.text or "").splitlines() or [""]
+        how = "hung" if self.cause == "hang" else "failed"
         return [
-            f"attempt {self.attempt} failed: rank {self.rank} on {self.host}: {first}",
+            f"attempt {self.attempt} {how}: rank {self.rank} on {self.host}: {first}",
             *rest[:20],
             f"its log: {self.log}",
         ]
@@ -91,10 +93,22 @@ def close(folder: RunFolder, attempt: AttemptFolder) -> Verdict:
 def _how_it_stopped(attempt: AttemptFolder) -> str:
     record = read_json(attempt.stopped)
     step = record.get("step")
+    if step == 0:
+        return "before its first step"
     return f"it saved at step {step}" if step is not None else str(record.get("reason") or "nothing was saved")
 
 
 def _write(
+    folder: RunFolder, attempt: AttemptFolder, verdict: Verdict, *, started: float, end: float, job: str, nodes: str
+) -> None:
+    """Trouble is said, and the verdict stands all the same: the disk may be full."""
+    try:
+        _record(folder, attempt, verdict, started=started, end=end, job=job, nodes=nodes)
+    except OSError as error:
+        print(f"launch: {error.filename or attempt.path}: {error.strerror}: the verdict could not be written")
+
+
+def _record(
     folder: RunFolder, attempt: AttemptFolder, verdict: Verdict, *, started: float, end: float, job: str, nodes: str
 ) -> None:
     write_json(attempt.result, asdict(verdict))
@@ -125,7 +139,10 @@ def judge(folder: RunFolder, attempt: AttemptFolder, code: int) -> Verdict:
     first = _root_cause(failures)
     exit_code = BAD_SPEC if first["exit_code"] == BAD_SPEC and first["exception"] == "ConfigError" else JOB_FAILED
     log = attempt.rank_log(int(first["rank"]))
-    return Verdict(attempt.number, "failed", exit_code, first["rank"], first["host"], first["text"], str(log))
+    cause: Literal["hang", "failed"] = "hang" if first["exception"] == "Hang" else "failed"
+    if cause == "hang" and attempt.stacks(int(first["rank"])).exists():
+        log = attempt.stacks(int(first["rank"]))
+    return Verdict(attempt.number, cause, exit_code, first["rank"], first["host"], first["text"], str(log))
 
 
 def read_verdict(attempt: AttemptFolder) -> Verdict | None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM
 from types import FrameType
 
@@ -19,8 +16,9 @@ from training.runfolder import RUN_FOLDER_VARIABLE, AttemptFolder, RunFolder
 from . import finish, slurm
 from .errors import DONE, INTERRUPTED, JOB_FAILED, TERMINATED, SchedulerUnreachable
 from .host import read_host_pid
-from .processes import is_running
-from .screen import Screen, Tail
+from .processes import end_marked, is_running
+from .screen import Screen, Tail, tell
+from .submit import Started
 
 POLL_S = 0.1
 QUERY_S = 2.0
@@ -44,7 +42,8 @@ class Interrupts:
         self._host: int | None = None
 
     def __enter__(self) -> Interrupts:
-        self._before = {number: signal.signal(number, self._count) for number in (SIGINT, SIGTERM, SIGHUP)}
+        wanted = [number for number in (SIGINT, SIGTERM, SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._count) for number in wanted}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,17 +54,17 @@ class Interrupts:
         self._asked += 1
         self.exit_code = INTERRUPTED if number == SIGINT else TERMINATED
 
-    def pass_on(self, folder: RunFolder, screen: Screen) -> None:
+    def pass_on(self, started: Started, screen: Screen) -> None:
         """SIGTERM to the host for the first, SIGQUIT for the second."""
         if self._host is None:
-            attempt = folder.last_attempt()
+            attempt = started.folder.last_attempt(started.after)
             self._host = read_host_pid(attempt) if attempt else None
         if self._host is None or self._passed_on >= min(self._asked, 2):
             return
         self._passed_on += 1
         if self._passed_on == 1:
             screen.clear()
-            print("\nlaunch: stopping cleanly; Ctrl-C again ends the ranks at once", file=sys.stderr, flush=True)
+            tell("\nlaunch: stopping cleanly; Ctrl-C again ends the ranks at once")
         with suppress(ProcessLookupError):
             os.kill(self._host, SIGTERM if self._passed_on == 1 else signal.SIGQUIT)
 
@@ -74,18 +73,20 @@ class Interrupts:
         return self._host is not None and is_running(self._host)
 
 
-def follow_local(folder: RunFolder, process: subprocess.Popen[bytes], screen: Screen, asked: Interrupts) -> int:
+def follow_local(started: Started, screen: Screen, asked: Interrupts) -> int:
     """Show a local run until it ends; returns its exit code.
 
     Ctrl-C asks the ranks to save and stop; a second one ends them at once.
     """
+    folder, process = started.folder, started.process
+    assert process is not None
 
     def ended() -> bool:
-        asked.pass_on(folder, screen)
+        asked.pass_on(started, screen)
         return process.poll() is not None and not asked.host_is_running()
 
-    _show_until(folder, ended, screen)
-    attempt = folder.last_attempt() if folder.path.exists() else None
+    _show_until(started, ended, screen)
+    attempt = folder.last_attempt(started.after) if folder.path.exists() else None
     if attempt is None:
         _print_controller_log(folder)
         return asked.exit_code or JOB_FAILED
@@ -99,32 +100,29 @@ def follow_local(folder: RunFolder, process: subprocess.Popen[bytes], screen: Sc
 
 def _end_orphans(folder: RunFolder) -> None:
     """After the host process was killed: end what its ranks left, known by the run's folder in their environment."""
-    mark = f"{RUN_FOLDER_VARIABLE}={folder.path}".encode()
-    for proc in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark in (proc / "environ").read_bytes().split(b"\0"):
-                os.kill(int(proc.name), signal.SIGKILL)
+    end_marked(f"{RUN_FOLDER_VARIABLE}={folder.path}")
 
 
-def follow_slurm(folder: RunFolder, job_id: str, screen: Screen) -> int:
+def follow_slurm(started: Started, screen: Screen) -> int:
     """Show a Slurm job until it ends; returns its exit code. Ctrl-C stops the showing, not the job."""
+    folder, job_id = started.folder, started.job_id
     watch = _SlurmWatch(job_id, screen)
     try:
-        _show_until(folder, watch.ended, screen)
+        _show_until(started, watch.ended, screen)
     except KeyboardInterrupt:
         screen.clear()
-        print(f"\nlaunch: job {job_id} goes on; scancel {job_id} ends it", file=sys.stderr)
+        tell(f"\nlaunch: job {job_id} goes on; scancel {job_id} ends it")
         return INTERRUPTED
     deadline = time.monotonic() + VERDICT_WAIT_S
-    attempt = folder.last_attempt()
+    attempt = folder.last_attempt(started.after)
     while (verdict := _verdict(attempt)) is None and watch.state != "CANCELLED" and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        attempt = folder.last_attempt()
+        attempt = folder.last_attempt(started.after)
     if verdict is None and watch.state == "CANCELLED":
-        print(f"launch: job {job_id} was cancelled", file=sys.stderr)
+        tell(f"launch: job {job_id} was cancelled")
         return TERMINATED
     if verdict is None:
-        print(f"launch: job {job_id} ended as {watch.state}; see {folder.attempts}", file=sys.stderr)
+        tell(f"launch: job {job_id} ended as {watch.state}; see {folder.attempts}")
         return JOB_FAILED
     _say(verdict)
     return verdict.exit_code
@@ -162,13 +160,13 @@ class _SlurmWatch:
         return job.ended or job.state == "UNKNOWN"
 
 
-def _show_until(folder: RunFolder, ended: Callable[[], bool], screen: Screen) -> None:
+def _show_until(started: Started, ended: Callable[[], bool], screen: Screen) -> None:
     """Copy rank 0's log of the newest attempt to the screen until the run has ended and all is shown."""
     tail: Tail | None = None
     over = False
     while not over:
         over = ended()
-        attempt = folder.last_attempt()
+        attempt = started.folder.last_attempt(started.after)
         if attempt is not None and (tail is None or tail.path != attempt.rank_log(0)):
             tail = Tail(attempt.rank_log(0))
         for line in tail.lines() if tail else []:
@@ -186,7 +184,7 @@ def _verdict(attempt: AttemptFolder | None) -> finish.Verdict | None:
 
 def _say(verdict: finish.Verdict) -> None:
     for text in verdict.lines():
-        print(f"launch: {text}", file=sys.stderr, flush=True)
+        tell(f"launch: {text}")
 
 
 def _print_controller_log(folder: RunFolder) -> None:
@@ -194,6 +192,6 @@ def _print_controller_log(folder: RunFolder) -> None:
     for log in sorted(folder.submitit.glob("*_log.*")):
         text = log.read_text(encoding="utf-8", errors="replace").strip()
         if text:
-            print(f"launch: the run did not start; {log}:\n{text[-4000:]}", file=sys.stderr)
+            tell(f"launch: the run did not start; {log}:\n{text[-4000:]}")
             return
-    print(f"launch: the run ended without a word; was {folder.path} removed, or its disk full?", file=sys.stderr)
+    tell(f"launch: the run ended without a word; was {folder.path} removed, or its disk full?")

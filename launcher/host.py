@@ -10,19 +10,20 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from training.runfolder import AttemptFolder, RunFolder, read_json, write_json
+from training.runfolder import RUN_FOLDER_VARIABLE, AttemptFolder, RunFolder, read_json, write_json
 
 from . import finish, rendezvous, worker
 from .errors import DONE, JOB_FAILED, TERMINATED
 from .executors import MINDER_VARIABLE, OUTER_GPUS_VARIABLE, SAFE_PATH_VARIABLE
 from .gpus import assign
-from .processes import die_with_parent, is_running
+from .processes import die_with_parent, end_marked, end_session, is_running
 from .runspec import load_spec
 from .spec import JobSpec
 
@@ -79,8 +80,8 @@ class _Ranks:
     def kill(self) -> None:
         self.killed = True
         for pid in list(self.running):
-            _signal(os.kill, pid, signal.SIGKILL)  # also before it has a group of its own
-            _signal(os.killpg, pid, signal.SIGKILL)
+            _signal(os.kill, pid, signal.SIGKILL)  # also before it has a session of its own
+            end_session(pid)
 
     def ask_to_stop(self) -> None:
         for pid in list(self.running):
@@ -112,7 +113,9 @@ def run_attempt(folder: RunFolder, attempt: AttemptFolder) -> int:
     started = time.time()
     ranks = _Ranks(rendezvous.emulated(spec.resources.nodes, spec.resources.tasks_per_node), attempt.path)
     for number in _STOP_SIGNALS:
-        signal.signal(number, ranks.on_signal)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup asks for
+            signal.signal(number, ranks.on_signal)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns how a child ended
     die_with_parent(signal.SIGTERM)  # without submitit's controller, save and stop
     write_json(attempt.path / "host.json", {"pid": os.getpid(), "started": started})
     if spec.command is None:
@@ -127,6 +130,7 @@ def run_attempt(folder: RunFolder, attempt: AttemptFolder) -> int:
         ranks.running[pid] = place.rank
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
     _wait(ranks, attempt)
+    end_marked(f"{RUN_FOLDER_VARIABLE}={folder.path}", spared=(os.getpid(), os.getppid()))  # in sessions of their own
     never_forked = TERMINATED if len(ranks.codes) < len(ranks.places) else DONE
     worst = next((code for code in ranks.codes.values() if code != DONE), never_forked)
     if ranks.stop_signals and worst != DONE and not attempt.stopped.exists():
@@ -160,6 +164,10 @@ def _rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placement
         _redirect(attempt.rank_log(place.rank))
         os.environ.update(_gpu_environment(place, spec, os.environ))
         code = worker.run_rank(folder, attempt, place)
+    except BaseException as error:  # noqa: BLE001 - whatever it was, it is told
+        text = "".join(traceback.format_exception(error))
+        print(text, file=sys.stderr)
+        worker.record_failure(attempt, place, type(error).__name__, str(error), text)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -190,7 +198,10 @@ def _wait(ranks: _Ranks, attempt: AttemptFolder) -> None:
                 name = signal.Signals(-ranks.codes[rank]).name
                 why = " (out of memory?)" if name == "SIGKILL" else ""
                 worker.record_failure(attempt, ranks.places[rank], "Killed", f"ended by {name}{why}", None)
-            _signal(os.killpg, pid, signal.SIGKILL)  # what a dead rank left behind: loaders, a command's children
+            elif ranks.codes[rank] > 0 and not ranks.killed and not ranks.stop_signals:
+                code, place = ranks.codes[rank], ranks.places[rank]
+                worker.record_failure(attempt, place, "Exit", f"left with exit code {code}, and said no reason", None)
+            end_session(pid)  # what a dead rank left behind: loaders, a command's children
             if ranks.codes[rank] != DONE and ranks.deadline is None:
                 ranks.deadline = time.monotonic() + FAIL_GRACE_S
             continue

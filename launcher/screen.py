@@ -38,7 +38,7 @@ class Screen:
             self._show(text)
         except OSError as error:
             self._gone = True
-            print(f"launch: nothing more can be shown ({error.strerror}); the run goes on", file=sys.stderr)
+            tell(f"launch: nothing more can be shown ({error.strerror}); the run goes on")
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains once more at its exit
 
     def _show(self, text: str) -> None:
@@ -57,6 +57,14 @@ class Screen:
         if self._drawn:
             self.out.write("\n")
             self._drawn = False
+
+
+def tell(text: str) -> None:
+    """A line on standard error, where anybody still reads it."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 @dataclass

@@ -26,6 +26,8 @@ class Submission:
     token: str
     """Names this submission in squeue and scontrol."""
     workdir: Path
+    after: int = 0
+    """Number of the run's last attempt before this submission."""
 
 
 def door_command(*arguments: str) -> list[str]:

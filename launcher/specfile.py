@@ -47,8 +47,13 @@ class Resolved:
 
     def dump(self) -> str:
         """`plain()` as YAML text, which any YAML reader reads back equal."""
-        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-        return str(yaml.dump(self._plain, Dumper=dumper, sort_keys=False, allow_unicode=True, width=100))
+        return dumped(self._plain)
+
+
+def dumped(values: dict[str, Any]) -> str:
+    """YAML text of plain values."""
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(values, Dumper=dumper, sort_keys=False, allow_unicode=True, width=100))
 
 
 def resolve(

@@ -35,6 +35,8 @@ class Started:
     job_id: str
     process: subprocess.Popen[bytes] | None = None
     """submitit's controller of a local run."""
+    after: int = 0
+    """Attempts up to this number are earlier ones."""
 
 
 def choose_executor(spec: JobSpec) -> Literal["slurm", "local"]:
@@ -78,7 +80,7 @@ def start_local(resolved: Resolved, submission: Submission) -> Started:
     from .host import HostJob
 
     process = executors.start_local(submission, HostJob(str(submission.folder.path)))
-    return Started(submission.folder, "local", str(process.pid), process)
+    return Started(submission.folder, "local", str(process.pid), process, submission.after)
 
 
 def submit_slurm(resolved: Resolved, submission: Submission) -> Started:
@@ -94,13 +96,14 @@ def submit_slurm(resolved: Resolved, submission: Submission) -> Started:
     try:
         job_id = executors.submit_slurm(resolved.spec, submission, RankJob(str(folder.path)))
     except SubmissionError:
-        shutil.rmtree(folder.path)
+        if folder.last_attempt() is None:
+            shutil.rmtree(folder.path)
         raise
     except LaunchError as error:
         write_json(folder.path / "rejected.json", {"time": time.time(), "error": str(error)})
         raise
     write_json(folder.path / "job.json", {"job_id": job_id, "submitted": time.time()})
-    return Started(folder, "slurm", job_id)
+    return Started(folder, "slurm", job_id, after=submission.after)
 
 
 def check_slurm(executor: str) -> None:

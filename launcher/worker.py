@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from training.leaving import leave, leave_later
-from training.runfolder import ATTEMPT_VARIABLE, RUN_FOLDER_VARIABLE, AttemptFolder, RunFolder, read_json, write_json
+from training.runfolder import (
+    ATTEMPT_VARIABLE,
+    RUN_FOLDER_VARIABLE,
+    AttemptFolder,
+    RunFolder,
+    read_json,
+    write_failure,
+    write_json,
+)
 
 from . import finish, payload, rendezvous
 from .errors import INTERRUPTED, JOB_FAILED
@@ -27,7 +35,6 @@ from .spec import JobSpec
 
 PEER_GRACE_S = 10.0
 """After another rank was lost, how long this one may take to fail by itself before it is made to leave."""
-MAX_TEXT = 8000
 LOST = "RankLost"
 
 
@@ -142,19 +149,8 @@ def record_failure(
     path = attempt.lost(place.rank) if kind == LOST else attempt.failure(place.rank)
     if path.exists():
         return
-    text = f"{kind}: {message}" if message else kind
-    record = {
-        "time": time.time(),
-        "rank": place.rank,
-        "host": host or socket.gethostname(),
-        "exception": kind,
-        "message": message[:MAX_TEXT],
-        "text": text[:MAX_TEXT],
-        "details": None if details is None else details[-MAX_TEXT:],
-        "exit_code": exit_code,
-    }
     try:
-        write_json(path, record)
+        write_failure(path, place.rank, kind, message, exit_code=exit_code, details=details, host=host)
     except OSError as error:
         say(f"the failure could not be recorded in {attempt.path}: {error}")
 

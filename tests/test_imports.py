@@ -13,7 +13,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = {"config", "runfolder", "schedule", "progress", "ranks", "errors", "leaving", "tasks"}
+SHARED = {
+    "config",
+    "runfolder",
+    "schedule",
+    "progress",
+    "ranks",
+    "errors",
+    "leaving",
+    "tasks",
+    "ledger",
+    "order",
+    "storage",
+}
 """Modules of `training` that the launcher may import anywhere: free of torch, as the last test shows."""
 OWNERS = {
     "omegaconf": {"launcher/reading/omega.py"},

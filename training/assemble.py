@@ -13,23 +13,30 @@ import torch
 
 from . import optim
 from .checkpoint import Checkpoints
-from .config import RunConfig, TrainConfig
+from .config import CheckpointConfig, RunConfig, TrainConfig
 from .device import data_type
 from .errors import ConfigError, DataError
+from .health import Health
+from .ledger import Ledger
 from .loader import Loader
-from .loop import Job
+from .loop import Job, score
 from .manifest import Found
-from .metrics import Metrics
+from .metrics import Metrics, records
 from .order import Order, Slots
+from .pace import Pace, history
 from .progress import Progress
 from .ranks import Ranks
+from .reading import init_from
+from .replicas import Replicas
 from .runfolder import RunFolder
-from .schedule import BatchPlan, batch_plan, check_schedule, scaled_lr
+from .schedule import BatchPlan, check_schedule, scaled_lr
 from .shelf import Keep
 from .step import Stepper
 from .stop import StopFlag
 from .task import Task, load_task
 from .wandb_sink import open_sink
+from .watchdog import Watchdog
+from .words import described
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ def assemble(
     stop: StopFlag,
     device: torch.device,
     plan: BatchPlan,
+    watchdog: Watchdog,
 ) -> tuple[Job, Found | None]:
     """Everything that the loop needs, resumed from the newest checkpoint if there is one."""
     settings = config.train
@@ -57,13 +65,18 @@ def assemble(
     model, optimizer = _open_model(task, settings, device, plan)
     _seed(_derived(settings.seed, ranks.rank))
     stepper = Stepper(task, model, optimizer, settings, ranks, device)
-    place = settings.checkpoint.folder or str(folder.checkpoints)
-    checkpoints = Checkpoints(place, Keep(settings.checkpoint.keep_last), ranks)
+    checkpoints = _open_checkpoints(settings.checkpoint, folder, ranks)
     found = checkpoints.newest()
     if found is not None:
-        check_same_batch(settings, plan, found)
+        check_same_batch(plan, found)
         checkpoints.load(found, model, optimizer)
     dtype = data_type(settings.precision)
+    metrics = _open_metrics(config, folder, ranks, attempt, data)
+    progress = Progress(data.total_steps, sys.stdout) if ranks.rank == 0 else None
+    if found is None and settings.init_from is not None:
+        begun = init_from(settings.init_from, model, ranks)
+        if progress is not None:
+            progress.note(f"begin  with the weights of {begun}")
     return Job(
         config=config,
         ranks=ranks,
@@ -76,10 +89,30 @@ def assemble(
         held_out=Loader(data.held_out, settings.data, device, dtype) if data.held_out is not None else None,
         total_steps=data.total_steps,
         checkpoints=checkpoints,
-        metrics=_open_metrics(config, folder, ranks, attempt, data),
-        progress=Progress(data.total_steps, sys.stdout) if ranks.rank == 0 else None,
+        pace=Pace(settings.checkpoint, ranks, found.step if found else 0, *history(folder)),
+        ledger=_open_ledger(found, data.slots),
+        metrics=metrics,
+        progress=progress,
         stop=stop,
+        health=Health(settings.health, metrics, progress, found.extra.get("health", {}) if found else {}),
+        replicas=Replicas(model, ranks),
+        watchdog=watchdog,
     ), found
+
+
+def _open_ledger(found: Found | None, slots: Slots) -> Ledger:
+    return Ledger.start(slots) if found is None else Ledger.resume(found.ledger, slots, found.step, found.samples)
+
+
+def _open_checkpoints(settings: CheckpointConfig, folder: RunFolder, ranks: Ranks) -> Checkpoints:
+    keep = Keep(settings.keep_last, settings.keep_every, settings.keep_best is not None)
+    pauses = tuple(2.0 * 2**number for number in range(settings.retries))
+    strict = settings.on_failure == "stop"
+    checkpoints = Checkpoints(settings.folder or str(folder.checkpoints), keep, ranks, pauses, strict)
+    if ranks.rank == 0 and settings.keep_best is not None:
+        for record in records(folder.metrics, "eval"):
+            checkpoints.score(int(record["step"]), score(settings.keep_best, record))
+    return checkpoints
 
 
 def _open_metrics(config: RunConfig, folder: RunFolder, ranks: Ranks, attempt: int, data: _Data) -> Metrics:
@@ -91,24 +124,22 @@ def _open_metrics(config: RunConfig, folder: RunFolder, ranks: Ranks, attempt: i
     return Metrics(folder, ranks, attempt, [sink] if sink is not None else [])
 
 
-def check_same_batch(settings: TrainConfig, plan: BatchPlan, found: Found) -> None:
+def check_same_batch(plan: BatchPlan, found: Found) -> None:
     """Refuse to go on with another global batch than the checkpoint's: steps, order and learning rate hang on it.
 
     Errors: ConfigError with the numbers.
     """
-    if settings.batch.global_size is not None:
-        return  # the same at every world size
-    before = batch_plan(settings.batch, found.world_size).global_size
+    before = found.ledger["data"]["global_size"] if found.ledger else plan.global_size
     if before != plan.global_size:
         raise ConfigError(
-            f"train.batch: {found.name} was trained by {found.world_size} ranks with a global batch of {before}; "
-            f"{plan.world_size} ranks with {plan.per_rank} each would make it {plan.global_size}. Set "
-            f"train.batch.global: {before}, or resume with {found.world_size} ranks"
+            f"train.batch: {found.name} was trained with a global batch of {before}; {plan.per_rank} per rank x "
+            f"{plan.accumulate} accumulation x {plan.world_size} ranks make it {plan.global_size}. Set "
+            f"train.batch.global: {before}, or start a new run with another folder"
         )
 
 
 def _open_data(task: Task, settings: TrainConfig, plan: BatchPlan, ranks: Ranks) -> _Data:
-    train_data = task.train_data()
+    train_data = _dataset(task.train_data(), settings, "train_data")
     if not len(train_data):
         raise DataError(f"train.task: {settings.task}: its training data has no sample")
     slots = Slots(
@@ -123,9 +154,20 @@ def _open_data(task: Task, settings: TrainConfig, plan: BatchPlan, ranks: Ranks)
     check_schedule(settings.schedule, total)
     opener = getattr(task, "eval_data", None)
     held_out = opener() if opener is not None else None
+    held_out = None if held_out is None else _dataset(held_out, settings, "eval_data")
     if held_out is not None and not len(held_out):
         raise DataError(f"train.task: {settings.task}: its evaluation data has no sample; return None for none")
     return _Data(slots, train_data, held_out, total)
+
+
+def _dataset(found: Any, settings: TrainConfig, method: str) -> Any:
+    """Errors: DataError for something that has no length, or no samples to pick by index."""
+    if hasattr(found, "__len__") and (hasattr(found, "fetch") or hasattr(found, "__getitem__")):
+        return found
+    raise DataError(
+        f"train.task: {settings.task}: {method} returned a value of type {type(found).__name__}; return something with "
+        "a length and either fetch(indices) or [index], such as a list or a torch Dataset, so that order can be kept"
+    )
 
 
 def total_steps(settings: TrainConfig, slots: Slots) -> int:
@@ -142,7 +184,10 @@ def _open_model(
     task: Task, settings: TrainConfig, device: torch.device, plan: BatchPlan
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     _seed(settings.seed)  # again: what the task drew for its data does not reach the initial model
-    model = task.model().to(device=device, dtype=data_type(settings.precision))
+    model = task.model()
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"train.task: {settings.task}: model() returned {described(model)}; return a torch.nn.Module")
+    model = model.to(device=device, dtype=data_type(settings.precision))
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"train.task: {settings.task}: its model has no parameter to train")
     return model, optim.build(settings.optim, model.parameters(), scaled_lr(settings.optim, plan.global_size))

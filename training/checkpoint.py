@@ -24,18 +24,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import manifest
 from .agree import reason, together
 from .buffers import Buffers
 from .config import RunConfig
 from .errors import CheckpointError
 from .manifest import Found
 from .ranks import Ranks
+from .reading import read, verified
 from .saving import Content, Saved, Writer, shares
 from .shelf import Keep, Shelf, say
 from .snapshot import Snapshot, capture, capture_rng, restore, restore_rng
 from .storage import open_folder
-from .tensorfile import check_storable, decode
+from .tensorfile import check_storable
 
 T = TypeVar("T")
 
@@ -43,12 +43,15 @@ T = TypeVar("T")
 class Checkpoints:
     """The checkpoints of one run in one folder, a local path or any URL that fsspec opens.
 
-    Each method but `poll` must be called by all ranks at the same point, after torch.distributed is initialised where
-    there are several. What fails on one rank is raised on all of them.
+    Each method but `poll` and `settle` must be called by all ranks at the same point, after torch.distributed is
+    initialised where there are several. What fails on one rank is raised on all of them.
     """
 
-    def __init__(self, folder: str, keep: Keep, ranks: Ranks, pauses_s: tuple[float, ...] = ()) -> None:
-        """`pauses_s`: how long to wait before each further try of a write that failed.
+    def __init__(
+        self, folder: str, keep: Keep, ranks: Ranks, pauses_s: tuple[float, ...] = (), strict: bool = False
+    ) -> None:
+        """`pauses_s`: how long to wait before each further try of a write that failed. `strict`: `begin` raises what
+        was wrong with the save before it.
 
         Errors: CheckpointError when keep.last is below 1 or the URL cannot be opened.
         """
@@ -58,7 +61,7 @@ class Checkpoints:
             self._folder = open_folder(folder)
         except OSError as error:
             raise CheckpointError(f"train.checkpoint.folder: {error}") from error
-        self._ranks = ranks
+        self._ranks, self._strict = ranks, strict
         self._shelf = Shelf(self._folder, keep)
         self._buffers = Buffers()
         self._writer = Writer(self._folder, self._shelf, ranks, self._buffers, pauses_s)
@@ -66,14 +69,14 @@ class Checkpoints:
         self._under_way: Saved | None = None
         self._ended: list[Saved] = []
 
-    def newest(self) -> Found | None:
-        """The newest complete checkpoint, the same one on every rank, or None where there is none.
+    def newest(self, wanted: Callable[[int], bool] | None = None) -> Found | None:
+        """The newest complete checkpoint, of those whose step is wanted; the same one on every rank, or None.
 
         Rank 0 verifies sizes and hashes. A damaged checkpoint is named on standard error, set aside as step-....bad,
         and the next older one is tried. Errors: CheckpointError when storage cannot be read, which says nothing about
         a checkpoint's content.
         """
-        return self._together("no checkpoint was read", self._shelf.newest)[0]
+        return self._together("no checkpoint was read", lambda: self._shelf.newest(wanted))[0]
 
     def load(self, found: Found, model: nn.Module, optimizer: Optimizer) -> None:
         """Restore the model and the optimizer, and this rank's random states if the world size is the same.
@@ -83,9 +86,9 @@ class Checkpoints:
         """
 
         def work() -> None:
-            notes = restore(self._read(found), model, optimizer)
+            notes = restore(read(self._folder, found), model, optimizer)
             if found.world_size == self._ranks.world_size:
-                restore_rng(json.loads(self._verified(found, _rng(self._ranks.rank))))
+                restore_rng(json.loads(verified(self._folder, found, _rng(self._ranks.rank))))
             for note in notes if self._ranks.rank == 0 else []:
                 say(f"{self._folder.full(found.name)}: {note}")
 
@@ -115,9 +118,12 @@ class Checkpoints:
         """Copy the state of the bare `model` after `step` optimizer steps and `samples` samples, and start to write.
 
         It waits for the save before it, if that is still under way. `ledger` is this rank's part of the ledger, `extra`
-        further state of the loop, alike on all ranks; both JSON. How it went: `poll`.
+        further state of the loop, alike on all ranks; both JSON. How it went: `poll`. Errors: with `strict`, those of
+        the save before it.
         """
         began = time.perf_counter()
+        if self._strict:
+            self.finish()
         self._wait()
         if self._ranks.world_size > 1 and self._writer.group is None:
             self._writer.group = dist.new_group(backend="gloo")  # its collectives run beside those of the steps
@@ -138,6 +144,11 @@ class Checkpoints:
         self._wait()
         if self._ended and self._ended[-1].error is not None:
             raise self._ended[-1].error
+
+    def settle(self, seconds: float) -> None:
+        """After an error in training: let a save that is under way come to its end, for so long. Raises nothing."""
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def poll(self) -> list[Saved]:
         """The saves that ended since the last call, on this rank."""
@@ -196,25 +207,6 @@ class Checkpoints:
         if rank == 0:
             texts["state.json"] = json.dumps(share.plain, indent=1).encode()
         return Content(step, samples, tensors, texts, config, ledger, extra)
-
-    def _read(self, found: Found) -> Snapshot:
-        tensors: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
-        for name in sorted(found.files):
-            kind = name.partition("-")[0]
-            if kind in tensors and name.endswith(".safetensors"):
-                path = self._folder.local(f"{found.name}/{name}")
-                if path is None:
-                    tensors[kind].update(decode(self._verified(found, name)))
-                else:
-                    manifest.verify(self._folder, found, name)
-                    tensors[kind].update(decode(path))
-        plain = json.loads(self._verified(found, "state.json"))
-        return Snapshot(tensors["model"], tensors["optimizer"], plain)
-
-    def _verified(self, found: Found, name: str) -> bytes:
-        content = self._folder.read(f"{found.name}/{name}")
-        manifest.verify_content(found, name, content)
-        return content
 
     def _together(self, failed: str, work: Callable[[], T], everyone: bool = False) -> list[T]:
         return together(self._ranks, failed, work, everyone)

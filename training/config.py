@@ -93,12 +93,26 @@ class CheckpointConfig:
     """When to save, where, and what to keep."""
 
     every_steps: int | None = None
-    """Optimizer steps between checkpoints; null: only at the end or at a stop."""
+    """Optimizer steps between checkpoints; null: only at the end or at a stop, unless one of the next two is set."""
+    every_minutes: float | None = None
+    """Minutes between checkpoints; with every_steps: whichever comes first."""
+    auto: bool = False
+    """As often as loses the least time, from what a save costs and how often the run fails."""
     at_end: bool = True
     keep_last: int = 3
     """Newest checkpoints that are kept; the newest good one is never removed."""
+    keep_every: int | None = None
+    """Checkpoints at multiples of so many steps are kept for ever."""
+    keep_best: str | None = None
+    """Also the one with the best result of this evaluation metric is kept; `-loss`: the lowest loss is the best."""
     folder: str | None = None
     """Any URL that fsspec opens; null: `checkpoints` in the run folder."""
+    behind: bool = True
+    """Write while training goes on; false: training waits until the checkpoint is durable."""
+    retries: int = 2
+    """Further tries of a write that failed, after 2 s, 4 s, 8 s and so on."""
+    on_failure: Literal["continue", "stop"] = "continue"
+    """When a checkpoint could not be written: train on until the next one, or end the run. The last one must do."""
 
 
 @dataclass
@@ -106,6 +120,25 @@ class LogConfig:
     """Metrics and progress lines."""
 
     every_steps: int = 10
+
+
+@dataclass
+class HealthConfig:
+    """What is watched while a run trains, and what follows when it is not well."""
+
+    not_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """A loss or gradient that is no finite number. stop: the run ends with an error that names the step and the rank;
+    skip: the step changes nothing, its batch counts as consumed; rollback: the state of an older checkpoint comes
+    back, the batches since then count as consumed."""
+    rollback_steps: int = 1
+    """For rollback: the checkpoint is at least this many steps older than the bad step."""
+    max_skips: int = 10
+    """For skip and rollback: how often, in the whole run, before it stops."""
+    replica_every_steps: int | None = 1000
+    """Steps between comparisons of the ranks' parameters, bit for bit; null: never."""
+    hang_timeout_s: int | None = 600
+    """Seconds without a step or another sign of life until the run counts as hanging; null: never. Three times as long
+    until the first step is done, and in a save."""
 
 
 @dataclass
@@ -117,6 +150,8 @@ class TrainConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the task's class."""
     seed: int = 0
+    init_from: str | None = None
+    """A run folder or a checkpoint, whose weights this run begins with."""
     epochs: int | None = None
     """Passes over the training data. Give `epochs` or `steps`."""
     steps: int | None = None
@@ -131,6 +166,7 @@ class TrainConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
 
 
 @dataclass

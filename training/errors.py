@@ -5,7 +5,8 @@ TrainingError
 │   └── DeviceError   this rank has no device of its own, whatever the others have
 ├── DataError         data is missing or empty
 ├── CheckpointError   a checkpoint cannot be written, or none that is needed can be read
-└── NotFinite         the loss was not a number; names the step and the rank
+├── NotFinite         the loss or a gradient was not a number; names the step and the rank
+└── ReplicaError      ranks hold different parameters; names them and their hosts
 """
 
 from __future__ import annotations
@@ -32,14 +33,26 @@ class CheckpointError(TrainingError):
 
 
 class NotFinite(TrainingError):
-    """A loss that is not a finite number. Nothing was saved after it."""
+    """A loss or a gradient that is not a finite number. Nothing was saved after it."""
 
-    def __init__(self, step: int, rank: int, loss: float) -> None:
-        super().__init__(step, rank, loss)
-        self.step, self.rank, self.loss = step, rank, loss
+    def __init__(self, step: int, rank: int | None, value: float, host: str = "", what: str = "the loss") -> None:
+        """`rank` is None where it is the ranks' common value, such as the sum of their gradients."""
+        super().__init__(step, rank, value, host, what)
+        self.step, self.rank, self.value, self.host, self.what = step, rank, value, host, what
 
     def __str__(self) -> str:
         return (
-            f"step {self.step}: the loss on rank {self.rank} is {self.loss}; no checkpoint was written after it. "
-            "Lower train.optim.base_lr, lengthen train.schedule.warmup_steps or set train.optim.clip_norm, then resume"
+            f"step {self.step}: {self.found}; no checkpoint was written after it. "
+            "Lower train.optim.base_lr, lengthen train.schedule.warmup_steps or set train.optim.clip_norm, then "
+            "resume; or set train.health.not_finite"
         )
+
+    @property
+    def found(self) -> str:
+        """What was found, and where."""
+        where = "" if self.rank is None else f" on rank {self.rank}"
+        return f"{self.what}{where} is {self.value}" + (f" (host {self.host})" if self.host else "")
+
+
+class ReplicaError(TrainingError):
+    """Ranks whose parameters differ, which data parallel training rules out."""

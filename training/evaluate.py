@@ -9,16 +9,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .device import autocast
+from .errors import TrainingError
 from .loader import Loader
 from .order import Order, Slots
 from .ranks import Ranks
 from .schedule import BatchPlan
 from .stop import Ahead, StopFlag
 from .task import Task
+from .watchdog import Watchdog
+from .words import described
 
 
 def evaluate(
-    task: Task, model: nn.Module, loader: Loader, per_rank: int, precision: str, ranks: Ranks, stop: StopFlag
+    task: Task,
+    model: nn.Module,
+    loader: Loader,
+    per_rank: int,
+    precision: str,
+    ranks: Ranks,
+    stop: StopFlag,
+    watchdog: Watchdog | None = None,
 ) -> dict[str, float] | None:
     """Means of the task's metrics over the loader's dataset, the same on all ranks; None when a stop was agreed.
 
@@ -40,12 +50,28 @@ def evaluate(
                     return None
                 with autocast(precision, loader.device):
                     measured = measure(model, data.batches[0])
-                for name, (value, weight) in measured.items():
+                for name, (value, weight) in _checked(measured).items():
                     _add(totals, name, value, weight, data.idle, loader.device)
+                if watchdog is not None:
+                    watchdog.beat()
     finally:
         model.train(was_training)
     ahead.finish()
     return _means(totals, ranks)
+
+
+def _checked(measured: Any) -> dict[str, tuple[Any, Any]]:
+    if isinstance(measured, dict) and measured:
+        wrong = [name for name, pair in measured.items() if not isinstance(pair, tuple) or len(pair) != 2]
+        if not wrong:
+            return measured
+        what = f"{described(measured[wrong[0]])} for {wrong[0]!r}"
+    else:
+        what = "no metric" if isinstance(measured, dict) else described(measured)
+    raise TrainingError(
+        f"the task's eval_metrics returned {what}; return a mapping from each name to two values: the sum over the "
+        'batch\'s samples or tokens, and their number, such as {"accuracy": (correct, samples)}'
+    )
 
 
 def _loss_alone(task: Task) -> Any:
@@ -62,6 +88,12 @@ def _add(totals: dict[str, Tensor], name: str, value: Any, weight: Any, idle: bo
 
 def _means(totals: dict[str, Tensor], ranks: Ranks) -> dict[str, float]:
     names = sorted(totals)
+    if ranks.world_size > 1:
+        others: list[list[str]] = [[] for _ in range(ranks.world_size)]
+        dist.all_gather_object(others, names)
+        if any(other != others[0] for other in others):
+            found = "; ".join(f"rank {rank}: {', '.join(other) or 'none'}" for rank, other in enumerate(others))
+            raise TrainingError(f"the task's eval_metrics gave other metrics on some ranks ({found}); give all on each")
     stacked = torch.stack([totals[name] for name in names])
     if ranks.world_size > 1:
         dist.all_reduce(stacked)

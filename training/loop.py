@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,16 +12,22 @@ import torch
 
 from .checkpoint import Checkpoints
 from .config import RunConfig
+from .errors import ConfigError
 from .evaluate import evaluate
+from .health import Health, check_state
+from .ledger import Ledger
 from .loader import Loader
 from .metrics import Metrics
 from .order import Slots
+from .pace import Pace
 from .progress import Progress
 from .ranks import Ranks
+from .replicas import Replicas
 from .schedule import lr_at, scaled_lr
 from .step import Stepper
 from .stop import StopFlag, agreed
 from .task import Task
+from .watchdog import Watchdog
 from .words import Reading
 
 
@@ -57,37 +63,51 @@ class Job:
     """Evaluation data; None when the task has none."""
     total_steps: int
     checkpoints: Checkpoints
+    pace: Pace
+    ledger: Ledger
     metrics: Metrics
     progress: Progress | None
     """On rank 0 only."""
     stop: StopFlag
+    health: Health
+    replicas: Replicas
+    watchdog: Watchdog
 
 
 def train(job: Job, step: int, samples: int) -> Outcome:
     """Train from `step` steps and `samples` samples on until the run's last step, or until a rank is asked to stop.
 
-    Saves when due, at an agreed stop and at the end. Errors: those of `Stepper.step` and of `Checkpoints.save`.
+    Saves when due, at an agreed stop and at the end. Errors: those of `Stepper.step`, `Replicas.check`
+    and `save`.
     """
     config, total = job.config.train, job.total_steps
     peak = scaled_lr(config.optim, job.slots.plan.global_size)
-    report = Report(job, samples)
+    report, at_once = Report(job, samples), job.health.at_once
     results: dict[str, float] = {}
-    if agreed(job.stop):
+    stopping = agreed(job.stop)
+    if stopping:
         return Outcome("stopped", step, samples, results, job.stop.reason)
+    first = step + 1
     for data in job.loader.steps(job.slots, samples, total - step):
         step, samples = step + 1, data.samples
         last = step == total
-        save_due = _due(step, config.checkpoint.every_steps) or (last and config.checkpoint.at_end)
+        save_due = job.pace.due(step) or (last and config.checkpoint.at_end)
         evaluation_due = _due(step, config.eval.every_steps) or (last and config.eval.at_end)
 
         lr = lr_at(step - 1, peak, config.schedule, total)
-        readings = job.stepper.step(step, data, lr, job.stop.asked, now=save_due or evaluation_due or last)
+        readings = job.stepper.step(step, data, lr, job.stop.asked, now=save_due or evaluation_due or last or at_once)
+        job.ledger.add(data.share)
         stopping = report.steps(readings)
+        if job.health.bad is not None:
+            with job.watchdog.slow():
+                job.health.roll_back(job.checkpoints, job.model, job.optimizer)
+        if _due(step, config.health.replica_every_steps):
+            job.replicas.check(step)
 
         if save_due or stopping:
             report.steps(job.stepper.flush())  # no state is saved before its loss is known to be a number
             with report.paused():
-                job.checkpoints.save(step, samples, job.model, job.optimizer, job.config)
+                save(job, step, samples, wait=last or stopping)
                 stopping = agreed(job.stop) or stopping
         if evaluation_due and not stopping:
             with report.paused():
@@ -95,11 +115,31 @@ def train(job: Job, step: int, samples: int) -> Outcome:
                 if measured is None:
                     stopping = True
                     if not save_due:
-                        job.checkpoints.save(step, samples, job.model, job.optimizer, job.config)
+                        save(job, step, samples, wait=True)
             results = measured or results
+        if step == first and job.pace.periodic:
+            job.checkpoints.reserve(job.model, job.optimizer)
+        report.saves()
+        job.watchdog.beat()
         if stopping:
-            return Outcome("stopped", step, samples, results, job.stop.reason)
-    return Outcome("done", step, samples, results)
+            break
+    job.checkpoints.finish()
+    report.saves()
+    return Outcome("stopped" if stopping else "done", step, samples, results, job.stop.reason if stopping else "")
+
+
+def save(job: Job, step: int, samples: int, wait: bool) -> None:
+    """Save, unless something is not finite; with `wait`, until the checkpoint is durable.
+
+    Errors: NotFinite; those of `Checkpoints.begin` and `Checkpoints.finish`.
+    """
+    with job.watchdog.slow():
+        check_state(step, job.model, job.optimizer, job.ranks)
+        extra = {"health": job.health.state()}
+        job.checkpoints.begin(step, samples, job.model, job.optimizer, job.config, job.ledger.part(), extra)
+        job.pace.began(step)
+        if wait or not job.config.train.checkpoint.behind:
+            job.checkpoints.finish()
 
 
 def run_evaluation(job: Job, step: int, samples: int) -> dict[str, float] | None:
@@ -107,20 +147,38 @@ def run_evaluation(job: Job, step: int, samples: int) -> dict[str, float] | None
     if job.held_out is None:
         return {}
     config = job.config.train
-    results = evaluate(job.task, job.model, job.held_out, config.eval.per_rank, config.precision, job.ranks, job.stop)
+    results = evaluate(
+        job.task, job.model, job.held_out, config.eval.per_rank, config.precision, job.ranks, job.stop, job.watchdog
+    )
     if results is not None:
         job.metrics.write({**results, "step": step, "samples": samples, "kind": "eval"})
+        if job.config.train.checkpoint.keep_best is not None:
+            job.checkpoints.score(step, score(job.config.train.checkpoint.keep_best, results))
         if job.progress is not None:
             shown = "  ".join(f"test {name} {value:.4f}" for name, value in results.items())
             job.progress.note(f"step {step}  {shown}")
     return results
 
 
+def score(metric: str, results: Mapping[str, float]) -> float:
+    """What `train.checkpoint.keep_best` goes by: a result's value, or with a leading minus its negative.
+
+    Errors: ConfigError when there is no such result.
+    """
+    name = metric.removeprefix("-")
+    if name not in results:
+        raise ConfigError(
+            f"train.checkpoint.keep_best: {metric}: the evaluation has no {name!r}; it has {', '.join(results)}"
+        )
+    return -results[name] if metric.startswith("-") else results[name]
+
+
 class Report:
     """Turns readings into metrics and progress, every log.every_steps steps."""
 
     def __init__(self, job: Job, samples: int) -> None:
-        self._metrics, self._progress = job.metrics, job.progress
+        self._metrics, self._progress, self._health = job.metrics, job.progress, job.health
+        self._checkpoints, self._pace = job.checkpoints, job.pace
         self._every, self._total = job.config.train.log.every_steps, job.total_steps
         self._epoch_samples = job.slots.epoch_samples
         self._samples, self._since = samples, time.perf_counter()
@@ -130,9 +188,22 @@ class Report:
         stopping = False
         for reading in readings:
             stopping |= reading.stop
+            if reading.fault is not None:
+                self._health.note(reading)
             if reading.step % self._every == 0 or reading.step == self._total or reading.stop:
                 self._write(reading)
         return stopping
+
+    def saves(self) -> None:
+        """Report the saves that ended."""
+        for saved in self._checkpoints.poll():
+            self._pace.cost_s = saved.stall_s
+            if saved.error is not None:
+                if self._progress is not None:
+                    self._progress.note(f"checkpoint: {saved.error}; training goes on")
+                continue
+            facts = {"stall_s": saved.stall_s, "write_s": saved.write_s, "bytes": saved.bytes, "tries": saved.tries}
+            self._metrics.write({"step": saved.step, "samples": saved.samples, "kind": "checkpoint", **facts})
 
     @contextmanager
     def paused(self) -> Iterator[None]:

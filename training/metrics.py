@@ -14,7 +14,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from .ranks import Ranks
@@ -104,6 +105,19 @@ class Metrics:
                 flush=True,
             )
         self.lost[place] = self.lost.get(place, 0) + 1
+
+
+def records(path: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """The records of one kind in a metrics file, in its order. A torn line, or no file, counts as none."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and record.get("kind") == kind:
+            yield record
 
 
 def _number(value: Any) -> Any:

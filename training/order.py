@@ -6,21 +6,16 @@ the run began. Neither the world size nor the number of loader workers enters th
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from .permute import Indices as Indices
+from .permute import Permutation
 from .schedule import BatchPlan
 
-Indices = npt.NDArray[np.int64]
-_Words = npt.NDArray[np.uint64]
-
-_ROUNDS = 12
-"""With 8, some samples of a five-sample epoch come first measurably more often; 12 pass the same test."""
 _BLOCK = 8192
 """Positions of one rank that are permuted in one call: numpy's cost per call is then spread over many steps."""
 
@@ -40,48 +35,11 @@ class Order:
     def at(self, epoch: int, positions: Indices) -> Indices:
         """Samples at any positions (int64, each in 0..n-1) of an epoch; same shape. O(len(positions)) time and memory.
 
-        A Feistel network over the smallest power of two >= n, then cycle walking back into 0..n-1 (Black and
-        Rogaway 2002, "Ciphers with Arbitrary Finite Domains", section 4): fewer than two rounds of walking on average.
+        Errors: ValueError for more than 2^62 samples.
         """
         if not self.shuffle or self.n < 2:
             return positions
-        bits = (self.n - 1).bit_length()
-        keys = _round_keys(self.seed, epoch)
-        out = _feistel(positions.ravel().astype(np.uint64), bits, keys)
-        outside = np.flatnonzero(out >= self.n)
-        while outside.size:
-            out[outside] = _feistel(out[outside], bits, keys)
-            outside = outside[out[outside] >= self.n]
-        return out.astype(np.int64).reshape(positions.shape)
-
-
-def _round_keys(seed: int, epoch: int) -> list[np.uint64]:
-    digest = hashlib.shake_256(f"order/{seed}/{epoch}".encode()).digest(8 * _ROUNDS)
-    return [np.uint64(key) for key in np.frombuffer(digest, dtype="<u8")]
-
-
-def _feistel(values: _Words, bits: int, keys: list[np.uint64]) -> _Words:
-    """A bijection on `bits`-bit numbers: each round XORs one half with a hash of the other, in turn."""
-    low_bits = np.uint64(bits - bits // 2)
-    low_mask = np.uint64((1 << int(low_bits)) - 1)
-    high_mask = np.uint64((1 << (bits // 2)) - 1)
-    high, low = values >> low_bits, values & low_mask
-    for number, key in enumerate(keys):
-        if number % 2:
-            low ^= _mix(high ^ key) & low_mask
-        else:
-            high ^= _mix(low ^ key) & high_mask
-    return (high << low_bits) | low
-
-
-def _mix(words: _Words) -> _Words:
-    """The 64-bit finalizer of MurmurHash3 (Appleby, public domain): every input bit reaches every output bit."""
-    words ^= words >> np.uint64(33)
-    words *= np.uint64(0xFF51AFD7ED558CCD)
-    words ^= words >> np.uint64(33)
-    words *= np.uint64(0xC4CEB9FE1A85EC53)
-    words ^= words >> np.uint64(33)
-    return words
+        return Permutation(self.n, f"order/{self.seed}/{epoch}").at(positions)
 
 
 class Share(NamedTuple):
@@ -95,6 +53,8 @@ class Share(NamedTuple):
     """Samples of the whole step, all ranks together."""
     samples: int
     """Samples consumed by all ranks when the step is done: the state to resume from."""
+    position: int
+    """Place of the first sample among all that the run consumes, from 0; the others follow. No meaning when idle."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +107,8 @@ class Slots:
         picked = self.order.at(epoch, starts[:, None] + np.arange(own, dtype=np.int64))
         cut = picked.reshape(steps, plan.accumulate, plan.per_rank)
         for step in range(steps):
-            yield Share(list(cut[step]), False, size, samples + (step + 1) * size)
+            begin = samples + step * size
+            yield Share(list(cut[step]), False, size, begin + size, begin + self.rank * own)
 
     def _tail(self, epoch: int, position: int, samples: int) -> Share:
         count, plan = self.epoch_samples - position, self.plan
@@ -157,4 +118,4 @@ class Slots:
             start, stop = 0, 1
         own = self.order.indices(epoch, position + start, position + stop)
         parts = [own[i : i + plan.per_rank] for i in range(0, len(own), plan.per_rank)]
-        return Share(parts, idle, count, samples + count)
+        return Share(parts, idle, count, samples + count, samples + start)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -18,16 +19,21 @@ from . import config as configuration
 from .assemble import assemble
 from .device import backend, open_device
 from .leaving import leave_later
+from .ledger import Data
 from .loop import Job, Outcome, run_evaluation, train
 from .manifest import Found
+from .metrics import records
 from .ranks import Ranks
-from .runfolder import RunFolder, write_json
+from .runfolder import AttemptFolder, RunFolder, write_json
 from .schedule import arithmetic_lines, batch_plan
 from .stop import StopFlag, agreed, handlers
+from .watchdog import SLOW, Watchdog
 
 STORE_WAIT_S = 10.0
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Longest wait in a collective: longer than any save or evaluation batch, shorter than torch's half hour."""
+SETTLE_S = 5.0
+"""How long a save that is under way may take to end after an error in training."""
 _kept: list[Any] = []
 """Process groups that were left. Their C++ destructor joins gloo's threads while it holds the GIL, which such a thread
 may be waiting for to drop a tensor: a deadlock, seen in one run of about twenty. So it never runs."""
@@ -50,12 +56,15 @@ def run(folder: RunFolder, ranks: Ranks, attempt: int, stop: StopFlag | None = N
     _set_threads()
     device = open_device(config.train.device, ranks)
     plan = batch_plan(config.train.batch, ranks.world_size)
-    with process_group(ranks, device):
-        job, found = assemble(config, folder, ranks, attempt, stop, device, plan)
+    hang_s = config.train.health.hang_timeout_s
+    with Watchdog(hang_s, folder.attempt(attempt), ranks) as watchdog, process_group(ranks, device, hang_s):
+        job, found = assemble(config, folder, ranks, attempt, stop, device, plan, watchdog)
         try:
             _announce(job, folder, found, device)
+            _write_down(job, folder.attempt(attempt), found)
             outcome = _finish(job, folder, found)
         except Exception:
+            job.checkpoints.settle(SETTLE_S)
             job.metrics.close(FAILED)
             raise
         if job.progress is not None:
@@ -66,6 +75,7 @@ def run(folder: RunFolder, ranks: Ranks, attempt: int, stop: StopFlag | None = N
         job.metrics.close(code)
         if code and ranks.rank == 0 and folder.attempt(attempt).path.exists():
             write_json(folder.attempt(attempt).stopped, {"step": outcome.step, "reason": outcome.reason})
+        _kept.append(job.checkpoints)
         bound = leave_later(code)  # all is written: only the process group is left to leave, which may hang
     bound.cancel()
     return outcome
@@ -88,17 +98,9 @@ def _finish(job: Job, folder: RunFolder, found: Found | None) -> Outcome:
 
 def last_evaluation(folder: RunFolder, step: int) -> dict[str, float] | None:
     """Results of an evaluation at a step that the metrics file already has. A torn last line counts as none."""
-    if not folder.metrics.exists():
-        return None
-    for line in reversed(folder.metrics.read_text(encoding="utf-8", errors="replace").splitlines()):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if record.get("kind") == "eval" and record.get("step") == step:
-            known = ("step", "samples", "attempt", "time")
-            return {k: v for k, v in record.items() if isinstance(v, float) and k not in known}
-    return None
+    at = [record for record in records(folder.metrics, "eval") if record.get("step") == step]
+    known = ("step", "samples", "attempt", "time")
+    return {k: v for k, v in at[-1].items() if isinstance(v, float) and k not in known} if at else None
 
 
 def _wait_for_store(address: str, port: int) -> None:
@@ -116,8 +118,10 @@ def _wait_for_store(address: str, port: int) -> None:
 
 
 @contextmanager
-def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
+def process_group(ranks: Ranks, device: torch.device, hang_s: float | None = None) -> Iterator[None]:
     """The default process group, from MASTER_ADDR and MASTER_PORT; none for a single process.
+
+    A watchdog that takes `hang_s` seconds of silence for a hang speaks before a collective gives up: it knows more.
 
     It is left only when the block ends well: after an error, other ranks may be stuck in a collective.
     """
@@ -131,7 +135,7 @@ def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
         init_method="env://",
         rank=ranks.rank,
         world_size=ranks.world_size,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=max(COLLECTIVE_TIMEOUT, timedelta(seconds=(SLOW + 1.0) * (hang_s or 0.0))),
         device_id=device if device.type == "cuda" else None,
     )
     yield
@@ -150,6 +154,28 @@ def _announce(job: Job, folder: RunFolder, found: Found | None, device: torch.de
     job.progress.note(f"ranks  {world} on {kind}, {job.config.train.precision}, {len(job.loader.dataset)} samples")
     if found is not None:
         job.progress.note(f"resume {found.name}: step {found.step}/{job.total_steps}, {found.samples} samples seen")
+
+
+def _write_down(job: Job, attempt: AttemptFolder, found: Found | None) -> None:
+    """For `launch verify`: what the attempt went on from, and what its steps and learning rates hang on."""
+    if job.ranks.rank != 0 or not attempt.path.exists():
+        return
+    settings = job.config.train
+    begun = {
+        "step": found.step if found else 0,
+        "samples": found.samples if found else 0,
+        "checkpoint": found.name if found else None,
+        "world_size": job.ranks.world_size,
+        "total_steps": job.total_steps,
+        "log_every_steps": settings.log.every_steps,
+        "data": asdict(Data.of(job.slots)),
+        "optim": configuration.to_plain(settings.optim),
+        "schedule": configuration.to_plain(settings.schedule),
+    }
+    try:
+        write_json(attempt.began, begun)
+    except OSError as error:
+        print(f"{attempt.began}: {error.strerror}; training goes on without it", file=sys.stderr, flush=True)
 
 
 def _set_threads() -> None:

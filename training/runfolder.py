@@ -5,7 +5,8 @@ runs/<run-id>/
   source.yaml           the spec file as the user wrote it; overrides.json beside it
   run.json              run id, submit token, working folder, code and environment fingerprint
   attempts.jsonl        one line for each attempt that ended
-  attempts/0001/        rank-0000.log, env-0000.json, failure-0000.json, lost-0000.json, result.json
+  attempts/0001/        rank-0000.log, env-0000.json, failure-0000.json, lost-0000.json, stacks-rank-0000.txt,
+                        result.json
   metrics.jsonl         the truth about metrics
   checkpoints/          step-000001200/ ...
   submitit/             submitit's own files
@@ -18,6 +19,7 @@ import errno
 import fcntl
 import json
 import os
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ from typing import Any
 
 RUN_FOLDER_VARIABLE = "DDP_RUN_FOLDER"
 ATTEMPT_VARIABLE = "DDP_ATTEMPT"
+MAX_TEXT = 8000
+"""Longest text in a record."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,23 @@ class AttemptFolder:
         """What another rank saw of the end of a rank that could not write a record of its own."""
         return self.path / f"lost-{rank:04d}.json"
 
+    def stacks(self, rank: int) -> Path:
+        """What each thread of a rank that hung was doing. Empty, then gone, as long as the rank is well."""
+        return self.path / f"stacks-rank-{rank:04d}.txt"
+
+    @property
+    def hang(self) -> Path:
+        """Made by the first rank that found itself hanging; others that are silent too then need not wait longer."""
+        return self.path / "hang"
+
     def environment(self, rank: int) -> Path:
         """The rendezvous variables that a rank saw; no other variable is written."""
         return self.path / f"env-{rank:04d}.json"
+
+    @property
+    def began(self) -> Path:
+        """Written by rank 0 before the first step: where the attempt goes on from, and with how many ranks."""
+        return self.path / "began.json"
 
     @property
     def finished(self) -> Path:
@@ -99,6 +117,11 @@ class RunFolder:
         return self.path / "overrides.json"
 
     @property
+    def resumes_jsonl(self) -> Path:
+        """One line for each `launch resume` that changed the spec."""
+        return self.path / "resumes.jsonl"
+
+    @property
     def run_json(self) -> Path:
         return self.path / "run.json"
 
@@ -133,9 +156,9 @@ class RunFolder:
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.attempts / f"{number:04d}")
 
-    def last_attempt(self) -> AttemptFolder | None:
+    def last_attempt(self, after: int = 0) -> AttemptFolder | None:
         """The newest attempt, or None before the first."""
-        numbers = [int(p.name) for p in self.attempts.glob("[0-9]*") if p.name.isdigit()]
+        numbers = [n for n in (int(p.name) for p in self.attempts.glob("[0-9]*") if p.name.isdigit()) if n > after]
         return self.attempt(max(numbers)) if numbers else None
 
     def take_attempt(self) -> AttemptFolder:
@@ -149,6 +172,31 @@ class RunFolder:
                 return self.attempt(number)
             except FileExistsError:
                 number += 1
+
+
+def write_failure(
+    path: Path,
+    rank: int,
+    kind: str,
+    message: str,
+    *,
+    exit_code: int,
+    details: str | None = None,
+    host: str | None = None,
+) -> None:
+    """Write the record of a rank's failure. `kind` names it, `details` is a traceback. Errors: OSError."""
+    text = f"{kind}: {message}" if message else kind
+    record = {
+        "time": time.time(),
+        "rank": rank,
+        "host": host or socket.gethostname(),
+        "exception": kind,
+        "message": message[:MAX_TEXT],
+        "text": text[:MAX_TEXT],
+        "details": None if details is None else details[-MAX_TEXT:],
+        "exit_code": exit_code,
+    }
+    write_json(path, record)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -16,6 +16,7 @@ from .buffers import Buffers
 from .bytestream import Written
 from .config import RunConfig, to_plain
 from .errors import CheckpointError
+from .ledger import Ledger
 from .ranks import Ranks
 from .shelf import Shelf, say
 from .snapshot import Snapshot
@@ -132,7 +133,7 @@ class Writer:
             self.ranks.world_size,
             files,
             to_plain(content.config),
-            ledgers[0],
+            Ledger.total(ledgers) if all(ledgers) else {},
             content.extra,
         )
         self.shelf.publish(place, content.step, content.samples, described)

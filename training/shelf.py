@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import manifest
@@ -37,13 +38,13 @@ class Shelf:
         self.scores: dict[int, float] = {}
         """Score of a checkpoint by step, the higher the better."""
 
-    def newest(self) -> Found | None:
-        """The newest good checkpoint. Damaged ones are named and set aside.
+    def newest(self, wanted: Callable[[int], bool] | None = None, set_aside: bool = True) -> Found | None:
+        """The newest good checkpoint, of those whose step is wanted. Damaged ones are named, and set aside if asked.
 
         Errors: CheckpointError when storage cannot be read, which says nothing about a checkpoint's content.
         """
         steps = self._steps()
-        for step in sorted(steps, reverse=True):
+        for step in sorted((s for s in steps if wanted is None or wanted(s)), reverse=True):
             name = steps[step]
             if not self._folder.atomic and self._folder.size(f"{name}/{MANIFEST}") is None:
                 say(f"{self._folder.full(name)}: no {MANIFEST}, its writing did not end; an older one is used")
@@ -51,8 +52,11 @@ class Shelf:
             try:
                 return manifest.inspect(self._folder, name)
             except DamagedError as damage:
-                self._set_aside(name, damage)
-        if steps:
+                if set_aside:
+                    self._set_aside(name, damage)
+                else:
+                    say(f"{self._folder.full(name)} is damaged ({damage}); an older one is used")
+        if steps and wanted is None and set_aside:
             say(f"{self._folder.full('')}: no good checkpoint is left, so training starts from step 0")
         return None
 

@@ -74,6 +74,20 @@ def restore(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> list[
     Everything is checked before anything is changed. Returns a line for each option of the optimizer that the spec
     now sets otherwise. Errors: CheckpointError naming the tensors that do not fit, with both shapes and the remedy.
     """
+    values = _model_values(snapshot, model)
+    saved = snapshot.plain["optimizer"]
+    names = _parameter_names(model, optimizer)
+    _refuse(_unfit_optimizer(saved, optimizer, names), "does not fit the optimizer")
+    model.load_state_dict(values)
+    return _restore_optimizer(saved, snapshot.optimizer, optimizer, names)
+
+
+def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
+    """Copy the model's part of a state into a model. Errors: as `restore`."""
+    model.load_state_dict(_model_values(snapshot, model))
+
+
+def _model_values(snapshot: Snapshot, model: nn.Module) -> dict[str, Any]:
     kept = snapshot.plain["model"]
     values: dict[str, Any] = {k: v for k, v in snapshot.model.items() if k not in kept["extra_tensors"]}
     values.update({alias: snapshot.model[target] for alias, target in kept["aliases"].items()})
@@ -81,11 +95,7 @@ def restore(snapshot: Snapshot, model: nn.Module, optimizer: Optimizer) -> list[
     values = {k: v.clone() if k.endswith("_extra_state") and isinstance(v, Tensor) else v for k, v in values.items()}
     state = model.state_dict()
     _refuse(_unfit(state, values), "does not fit the model")
-    saved = snapshot.plain["optimizer"]
-    names = _parameter_names(model, optimizer)
-    _refuse(_unfit_optimizer(saved, optimizer, names), "does not fit the optimizer")
-    model.load_state_dict({name: values[name] for name in state})
-    return _restore_optimizer(saved, snapshot.optimizer, optimizer, names)
+    return {name: values[name] for name in state}
 
 
 def _restore_optimizer(

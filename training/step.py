@@ -6,6 +6,8 @@ The loss of a task is a sum with a weight. The gradient of a step is that of
 
 whatever each rank's part was. The global weight has to be known for that, so it travels with the gradients, as one of
 the `words`; the others tell every rank, at the same step, whether any was asked to stop, and the whole batch's loss.
+
+A step whose loss or gradient is not finite changes nothing: all ranks see the same sums, and so agree on it.
 """
 
 from __future__ import annotations
@@ -15,25 +17,26 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .config import TrainConfig
 from .device import autocast
 from .errors import NotFinite, TrainingError
+from .finite import Gradients, KeptBuffers, gradient_fault, loss_fault, scale_and_check
 from .loader import Step
 from .optim import set_lr
 from .ranks import Ranks
 from .task import Task
-from .words import WEIGHT, Late, Own, Reading, Whole, total
+from .words import BAD, WEIGHT, Late, Own, Reading, Whole, total
 
 
 class Stepper:
     """Takes optimizer steps of a task's model on this rank.
 
     On the CPU a step's reading is there when it returns. On a CUDA device it is copied out without waiting, and comes
-    with the next step, on all ranks alike; `flush` waits for it.
+    with the next step, on all ranks alike; `flush` waits for it. What is not finite is left out of the optimizer's step
+    on the device itself, in time; only the news of it comes late.
     """
 
     def __init__(
@@ -65,27 +68,30 @@ class Stepper:
         self._root: tuple[float, Tensor] | None = None
         self._late = Late(self._words) if device.type == "cuda" else None
         self._checked = False
+        self._raises = config.health.not_finite == "stop"
+        self._gradients = Gradients(buckets=ranks.world_size > 1)
+        buffers = [] if self._raises else list(model.buffers())
+        self._buffers = KeptBuffers(buffers) if buffers else None
+        self._stepped = False
 
     def step(self, number: int, data: Step, lr: float, stop: bool, now: bool = False) -> list[Reading]:
         """Forward, backward, optimizer. Returns the readings that became available; `now` waits for this step's.
 
-        Errors: NotFinite on every rank alike when the loss is not a number (on the CPU before the optimizer's step);
-        TrainingError for a loss that is no scalar, a weight of 0, or parameters that got no gradient.
+        A loss or gradient that is not finite leaves parameters, optimizer and buffers as they were; the reading says so
+        in `fault`, unless train.health.not_finite is `stop`: then it is raised, on every rank alike. With `stop` on
+        the CPU, unless they are clipped, gradients are looked at only when `now` is set, because it takes 2% of a small
+        model's step; before the next save it comes out all the same, by the next loss at the latest.
+        Errors: NotFinite; TrainingError for a loss that is no scalar, a weight of 0, or parameters without a gradient.
         """
+        if self._buffers is not None:
+            self._buffers.keep()
         self._backward(number, data, stop)
         expected = data.global_size * self._expected
-        words = self._words.grad
-        assert words is not None
-        readings: list[Reading] = []
-        if self._late is None:
-            weight, asked, loss = words.tolist()
-            readings.append(self._reading(number, data.samples, lr, weight, asked, loss))
-            self._scale_on_cpu(expected / total(weight, self._ranks.world_size, self._epsilon))
-        else:
-            readings += [self._reading(*late) for late in self._late.swap(number, data.samples, lr, words)]
-            self._scale_on_device(expected / (words[WEIGHT] * self._ranks.world_size))
         set_lr(self._optimizer, lr)
-        self._optimizer.step()
+        if self._late is None:
+            readings = [self._update_on_cpu(number, data.samples, lr, expected, now or not self._raises)]
+        else:
+            readings = self._update_on_device(self._late, number, data.samples, lr, expected)
         self._words.grad = None
         for parameter in self._trained:
             parameter.grad = None
@@ -124,6 +130,11 @@ class Stepper:
             found = self._forward(batch)
         if found[0].dim():
             raise TrainingError(f"the task's loss has shape {tuple(found[0].shape)}; return the sum, a scalar")
+        if not found[0].requires_grad:
+            raise TrainingError(
+                "the task's loss does not depend on the model's parameters; return the sum as torch computed it, "
+                "without detach(), item() or no_grad"
+            )
         return found  # type: ignore[no-any-return]
 
     def _root_gradient(self, scale: float) -> Tensor:
@@ -136,45 +147,93 @@ class Stepper:
             self._root = scale, torch.tensor(scale, dtype=dtype, device=self._device)
         return self._root[1]
 
-    def _scale_on_cpu(self, factor: float) -> None:
-        if self._clip_norm is None and factor == 1.0:
-            return
+    def _update_on_cpu(self, number: int, samples: int, lr: float, expected: float, look: bool) -> Reading:
+        assert self._words.grad is not None
+        weight, asked, loss, _ = self._words.grad.tolist()
+        reading = self._reading(number, samples, lr, weight, asked, loss, 0.0)
+        if reading.fault is None:
+            factor = expected / total(weight, self._ranks.world_size, self._epsilon)
+            if self._scale_on_cpu(factor, look):
+                self._optimizer.step()
+                return reading
+            reading = reading._replace(fault=self._found(gradient_fault(number, self._whole.model)))
+        if self._buffers is not None:
+            self._buffers.bring_back()
+        return reading
+
+    def _scale_on_cpu(self, factor: float, look: bool) -> bool:
+        """Whether the gradients are finite, if it is looked at, and then multiplied by the factor and clipped."""
+        if self._clip_norm is None and factor == 1.0 and not look:
+            return True
         gradients = [p.grad for p in self._trained if p.grad is not None]
         if self._clip_norm is not None:
             norm = float(nn.utils.get_total_norm(gradients)) * factor
+            if not math.isfinite(norm):
+                return False
             factor *= min(1.0, self._clip_norm / (norm + 1e-6))
+        elif look and not self._gradients.finite(gradients):
+            return False
         if factor != 1.0:
             torch._foreach_mul_(gradients, factor)
+        return True
 
-    def _scale_on_device(self, factor: Tensor) -> None:
+    def _update_on_device(self, late: Late, number: int, samples: int, lr: float, expected: float) -> list[Reading]:
+        """The step, unless the device finds something that is not finite: then its kernels change nothing.
+
+        The fused optimizers of torch take that verdict as a tensor. Others, and the first step, which would leave SGD
+        with momentum buffers that nobody wrote, wait for it.
+        """
+        words = self._words.grad
+        assert words is not None
+        found = self._scale_on_device(words, expected / (words[WEIGHT] * self._ranks.world_size))
+        readings = [self._reading(*earlier) for earlier in late.swap(number, samples, lr, words)]
+        if self._stepped and getattr(self._optimizer, "_step_supports_amp_scaling", False):
+            self._optimizer.found_inf = found  # type: ignore[attr-defined]
+            self._optimizer.step()
+            del self._optimizer.found_inf  # type: ignore[attr-defined]
+        elif not found.item():
+            self._optimizer.step()
+            self._stepped = True
+        if self._buffers is not None:
+            self._buffers.bring_back(found)
+        return readings
+
+    def _scale_on_device(self, words: Tensor, factor: Tensor) -> Tensor:
+        """Scale and clip the gradients; returns 1.0, in words[BAD] too, where one of them or a word is not finite."""
         gradients = [p.grad for p in self._trained if p.grad is not None]
+        suspects = words * factor
         if self._clip_norm is not None:
             norm = nn.utils.get_total_norm(gradients) * factor
+            suspects = suspects + norm * 0.0
             factor = factor * (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(gradients, factor)
+        found = words[BAD] if words.dtype == torch.float32 else torch.zeros_like(words[BAD], dtype=torch.float32)
+        scale_and_check(gradients, factor, suspects, found)
+        if words.dtype != torch.float32:
+            words[BAD] = found
+        return found
 
-    def _reading(self, number: int, samples: int, lr: float, weight: float, asked: float, loss: float) -> Reading:
-        """From the means over the ranks of the three words."""
+    def _reading(
+        self, number: int, samples: int, lr: float, weight: float, asked: float, loss: float, bad: float
+    ) -> Reading:
+        """From the means over the ranks of the words, and from what the device found."""
+        fault: NotFinite | None = None
         if not math.isfinite(loss):
-            raise self._not_finite(number)
+            fault = self._found(loss_fault(number, self._own.loss(number), self._ranks, self._whole.model))
+            return Reading(number, samples, loss / weight if weight else math.nan, lr, asked > 0.0, fault)
         if not 0.0 < weight < math.inf:
             raise TrainingError(
                 f"step {number}: the loss's weight is {weight} over all ranks, so their mean is undefined; "
                 "the task's loss must return the number of samples or tokens that it counted"
             )
-        return Reading(number, samples, loss / weight, lr, asked > 0.0)
+        if bad:
+            fault = self._found(NotFinite(number, None, math.nan, what="the gradient"))
+        return Reading(number, samples, loss / weight, lr, asked > 0.0, fault)
 
-    def _not_finite(self, number: int) -> NotFinite:
-        """Find the first rank whose own loss was not finite. A collective: every rank read the same words."""
-        own = self._own.loss(number).double().reshape(1)
-        losses = [own]
-        if self._ranks.world_size > 1:
-            losses = [torch.empty_like(own) for _ in range(self._ranks.world_size)]
-            dist.all_gather(losses, own)
-        values = [value.item() for value in losses]
-        bad = [rank for rank, value in enumerate(values) if not math.isfinite(value)]
-        rank = bad[0] if bad else self._ranks.rank  # each was finite, their sum was not
-        return NotFinite(number, rank, values[rank])
+    def _found(self, fault: NotFinite) -> NotFinite:
+        """Errors: the fault itself where the spec says that it ends the run."""
+        if self._raises:
+            raise fault
+        return fault
 
     def _check_gradients(self) -> None:
         """Once, in the first step: with a parameter left out, DDP would leave gradients of others unreduced."""

@@ -1,8 +1,8 @@
-"""The words: three numbers of each rank that travel with the gradients, in DDP's own all-reduce.
+"""The words: a few numbers of each rank that travel with the gradients, in DDP's own all-reduce.
 
-DDP wraps the model together with a three-number parameter, the words. Its "gradient" on each rank is set to that
-rank's (weight, asked to stop, loss), and DDP averages it like any other. Every rank thus reads the same words at the
-same step, at no further collective.
+DDP wraps the model together with a four-number parameter, the words. Its "gradient" on each rank is set to that
+rank's (weight, asked to stop, loss, 0), and DDP averages it like any other. Every rank thus reads the same words at the
+same step, at no further collective. The fourth is free for what is found about the gradients after that, on a device.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .errors import NotFinite, TrainingError
 from .task import Task
 
-WEIGHT, STOP, LOSS = 0, 1, 2
+WEIGHT, STOP, LOSS, BAD = 0, 1, 2, 3
+COUNT = 4
 
 
 class Reading(NamedTuple):
@@ -30,6 +32,8 @@ class Reading(NamedTuple):
     lr: float
     stop: bool
     """Some rank had been asked to stop when the step began."""
+    fault: NotFinite | None = None
+    """The step's loss or a gradient was not finite: it changed no parameter and no state of the optimizer."""
 
 
 class Whole(nn.Module):
@@ -41,14 +45,29 @@ class Whole(nn.Module):
         double = any(p.dtype == torch.float64 for p in model.parameters())
         # Sums above 2^24 samples lose their last bits in fp32, relatively no more than each gradient element does.
         # A type of its own would cost a second bucket, which is a second all-reduce.
-        self.words = nn.Parameter(torch.zeros(3, dtype=torch.float64 if double else torch.float32, device=device))
+        self.words = nn.Parameter(torch.zeros(COUNT, dtype=torch.float64 if double else torch.float32, device=device))
         self._loss = task.loss
         self._traced = traced
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | float, Tensor]:
         """The task's (loss sum, weight), and the words: a view of them where DDP traces its outputs for parameters."""
-        loss, weight = self._loss(self.model, batch)
+        found = self._loss(self.model, batch)
+        if type(found) is not tuple or len(found) != 2 or not isinstance(found[0], Tensor):
+            raise TrainingError(
+                f"the task's loss returned {described(found)}; return two values: the loss summed over the batch's "
+                "samples or tokens, as a tensor, and their number"
+            )
+        loss, weight = found
         return loss, weight, self.words.view(-1) if self._traced else self.words
+
+
+def described(value: Any) -> str:
+    """What a user's method returned, in a few words."""
+    if isinstance(value, Tensor):
+        return f"one tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(type(item).__name__ for item in value)})"
+    return f"a value of type {type(value).__name__}"
 
 
 class Own:
@@ -60,7 +79,7 @@ class Own:
         self._written = [[0.0, 0.0], [0.0, 0.0]]
 
     def write(self, number: int, weight: Tensor | float, stop: bool, loss: Tensor) -> Tensor:
-        """Put the words of step `number` together, writing only what changed; float tensor of shape (3,)."""
+        """Put the words of step `number` together, writing only what changed; float tensor of shape (4,)."""
         slots, written = self._slots[number % 2], self._written[number % 2]
         if isinstance(weight, Tensor):
             slots[WEIGHT].copy_(weight.detach())
@@ -95,12 +114,12 @@ class Late:
     """Averaged words on their way from a device: copied to pinned memory without waiting, read one step later."""
 
     def __init__(self, words: Tensor) -> None:
-        self._host = [torch.empty(3, dtype=words.dtype, pin_memory=words.is_cuda) for _ in range(2)]
+        self._host = [torch.empty(COUNT, dtype=words.dtype, pin_memory=words.is_cuda) for _ in range(2)]
         self._copied = [torch.cuda.Event() for _ in range(2)] if words.is_cuda else []  # type: ignore[no-untyped-call]
         self._waiting: tuple[int, int, float] | None = None
 
     def swap(self, number: int, samples: int, lr: float, words: Tensor) -> list[tuple[Any, ...]]:
-        """Start this step's copy; return (number, samples, lr, weight, stop, loss) of the step before."""
+        """Start this step's copy; return (number, samples, lr, weight, stop, loss, bad) of the step before."""
         self._host[number % 2].copy_(words, non_blocking=True)
         if self._copied:
             self._copied[number % 2].record()

@@ -52,7 +52,7 @@ def _resolve(fitted: Fitted, faults: list[Fault], read: list[str]) -> dict[str, 
         if fitted.is_lost(dotted(path)):
             continue
         read.clear()
-        if not _resolves(config, path, keys, text, fitted, faults):
+        if not _resolves(config, path, keys, text, fitted, faults, read):
             failed.append((path, keys))
         fitted.secrets += [(path, name) for name in dict.fromkeys(read) if name_is_secret(name)]
     for path, keys in failed:
@@ -118,8 +118,10 @@ def _assign(config: Any, keys: Keys, value: Any, fitted: Fitted, faults: list[Fa
         fitted.add_fault(faults, dotted(keys), wrong, right)
 
 
-def _resolves(config: Any, path: Path, keys: Keys, text: str, fitted: Fitted, faults: list[Fault]) -> bool:
-    """Whether the interpolation at `path` gives a value of its type; else with a fault."""
+def _resolves(
+    config: Any, path: Path, keys: Keys, text: str, fitted: Fitted, faults: list[Fault], read: list[str]
+) -> bool:
+    """Whether the interpolation at `path` gives a value of its type; else with a fault. `read`: variables it read."""
     right = _ESCAPE
     try:
         for key in path:
@@ -138,6 +140,8 @@ def _resolves(config: Any, path: Path, keys: Keys, text: str, fitted: Fitted, fa
         wrong = f"{text!r}: {_reason(error)}"
         if "Environment variable" in wrong:
             right = "export it, or give a default: ${oc.env:NAME,default}"
+    if hidden := [name for name in read if name_is_secret(name)]:
+        wrong, right = f"{text!r}: reads {hidden[0]}, a secret, and does not fit here", "give the value itself"
     fitted.add_fault(faults, dotted(path), wrong, right)
     return False
 

@@ -31,8 +31,8 @@ def check_job(spec: JobSpec, report: Report) -> None:
             report.add(
                 f"python_path[{index}]", f"{folder!r} is no folder", "write one folder an element, without a colon"
             )
-    if spec.rendezvous.timeout_s < 1:
-        report.add("rendezvous.timeout_s", f"{spec.rendezvous.timeout_s} s is no time to meet", "give at least 1")
+    if not 1 <= spec.rendezvous.timeout_s <= 86400:
+        report.add("rendezvous.timeout_s", f"{spec.rendezvous.timeout_s} s is no time to meet", "give 1 to 86400")
 
 
 def _check_name(name: str, report: Report) -> None:

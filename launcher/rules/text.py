@@ -25,13 +25,19 @@ def check_texts(spec: JobSpec, report: Report) -> None:
         name = dotted(path)
         if found := _bad_character(text, path[:1] in _FREE or path[:2] in _FREE):
             report.add(name, found, "remove it")
-        elif path[:1] == ("env",) and len(path) == 2 and text and secret.name_is_secret(str(path[1])):
+        elif _is_secret(spec, path, text):
             report.add(name, "looks like a secret", _SECRET_REMEDY)
         elif secret.has_url_password(text):
             report.add(name, "a URL with a password in it", _SECRET_REMEDY)
     for path, variable in report.fitted.secrets:
         if dotted(path) not in report.fitted.bad:
             report.add(dotted(path), f"writes out the secret {variable}", _SECRET_REMEDY)
+
+
+def _is_secret(spec: JobSpec, path: Path, text: str) -> bool:
+    if path[:1] == ("env",) and len(path) == 2 and text and secret.name_is_secret(str(path[1])):
+        return True
+    return secret.has_bearer(text) or (path[:1] == ("command",) and secret.gives_secret(spec.command or [], path[1:]))
 
 
 def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:

@@ -33,6 +33,7 @@ def check_train(spec: JobSpec, report: Report) -> None:
     _check_length(config, report)
     _check_optim(config.optim, report)
     _check_at_least(config, report)
+    _check_health(config, report)
     plan = _check_batch(config.batch, spec.resources.nodes * spec.resources.tasks_per_node, report)
     _check_schedule(config, plan, report)
 
@@ -105,7 +106,13 @@ def _check_at_least(config: TrainConfig, report: Report) -> None:
         "eval.per_rank": (config.eval.per_rank, 1),
         "checkpoint.every_steps": (config.checkpoint.every_steps, 1),
         "checkpoint.keep_last": (config.checkpoint.keep_last, 1),
+        "checkpoint.keep_every": (config.checkpoint.keep_every, 1),
+        "checkpoint.retries": (config.checkpoint.retries, 0),
         "log.every_steps": (config.log.every_steps, 1),
+        "health.rollback_steps": (config.health.rollback_steps, 1),
+        "health.max_skips": (config.health.max_skips, 1),
+        "health.replica_every_steps": (config.health.replica_every_steps, 1),
+        "health.hang_timeout_s": (config.health.hang_timeout_s, 1),
         "batch.per_rank": (config.batch.per_rank, 1),
         "batch.global": (config.batch.global_size, 1),
         "batch.accumulate": (config.batch.accumulate, 1),
@@ -114,6 +121,23 @@ def _check_at_least(config: TrainConfig, report: Report) -> None:
         if value is not None and not least <= value < 2**63:
             right = f"give at least {least}" if value < least else "give a number below 2^63"
             report.add(f"train.{key}", f"{value} is out of range", right)
+
+
+def _check_health(config: TrainConfig, report: Report) -> None:
+    """A rollback needs a checkpoint that is old enough, and still there."""
+    health, checkpoint = config.health, config.checkpoint
+    if health.not_finite != "rollback" or not report.usable("train.health", "train.checkpoint"):
+        return
+    if checkpoint.every_steps is None and checkpoint.every_minutes is None and not checkpoint.auto:
+        wrong = "rollback, but no checkpoint is saved before the run's end"
+        report.add("train.health.not_finite", wrong, "set train.checkpoint.every_steps", "train.checkpoint.every_steps")
+    elif checkpoint.every_steps is not None and checkpoint.every_minutes is None and not checkpoint.auto:
+        most = (checkpoint.keep_last - 1) * checkpoint.every_steps + 1
+        if health.rollback_steps > most:
+            wrong = f"{health.rollback_steps}: a checkpoint as old as that may be gone"
+            right = f"{checkpoint.keep_last} are kept, {checkpoint.every_steps} steps apart: give at most {most}"
+            kept = ("train.checkpoint.keep_last", "train.checkpoint.every_steps")
+            report.add("train.health.rollback_steps", wrong, f"{right}, or raise keep_last", *kept)
 
 
 def _check_batch(batch: BatchConfig, world_size: int, report: Report) -> BatchPlan | None:

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from training.config import DataConfig
-from training.loader import Loader, place, reader
+from training.keyed import keyed_reader
+from training.loader import Loader, place
 from training.order import Order, Slots
 from training.schedule import BatchPlan
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on one core
 CPU = torch.device("cpu")
 
 
@@ -61,7 +61,8 @@ def test_batches_are_the_ranks_shares(dataset: Any, workers: int) -> None:
     wanted = slots().shares(0)
     for step in steps(dataset, workers):
         share = next(wanted)
-        assert step[1:] == share[1:]
+        assert step.share[1:] == share[1:]
+        assert (step.idle, step.global_size, step.samples) == share[1:4]
         for (values, indices), asked in zip(step.batches, share.micro_batches, strict=True):
             assert list(map(int, indices)) == asked.tolist()
             assert values.tolist() == [10.0 * i for i in asked]
@@ -85,7 +86,7 @@ def test_random_samples_do_not_depend_on_the_number_of_workers() -> None:
 
 def test_a_dataset_that_cannot_be_read_is_named() -> None:
     with pytest.raises(TypeError, match=r"int has neither fetch\(indices\) nor __getitem__\(index\)"):
-        reader(3)
+        keyed_reader(3, 0)
 
 
 def test_floating_tensors_take_the_precision_in_any_structure() -> None:

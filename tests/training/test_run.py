@@ -214,7 +214,9 @@ def test_what_cannot_be_trained_is_refused(
 def test_another_global_batch_than_the_checkpoint_s_is_refused(folder: RunFolder, gang: Gang) -> None:
     write(folder, batch={"per_rank": 6})
     gang(2, _go, folder.path, 1)
-    with pytest.raises(ConfigError, match=r"2 ranks with a global batch of 12; 1 ranks with 6 each would make it 6"):
+    with pytest.raises(
+        ConfigError, match=r"with a global batch of 12; 6 per rank x 1 accumulation x 1 ranks make it 6"
+    ):
         run(folder, Ranks(), 2)
 
 

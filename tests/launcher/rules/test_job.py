@@ -79,5 +79,5 @@ def test_folders(faults: Faults) -> None:
 
 def test_a_rendezvous_takes_time(faults: Faults) -> None:
     assert faults(COMMAND, "rendezvous.timeout_s=0") == [
-        "override rendezvous.timeout_s: rendezvous.timeout_s: 0 s is no time to meet; give at least 1"
+        "override rendezvous.timeout_s: rendezvous.timeout_s: 0 s is no time to meet; give 1 to 86400"
     ]

@@ -104,3 +104,19 @@ def test_a_secret_is_known_by_the_variable_that_is_read_however_it_is_named(faul
     spec = f'name: x\ncommand: [a, "{text}"]\nenv: {{N: API_KEY}}\n'
     found = faults(spec, env={"API_KEY": "hunter2", "HOME": "/h"})
     assert found == [f"spec.yaml:2:14: command[1]: writes out the secret API_KEY; {REMEDY}"]
+
+
+def test_a_fault_of_a_value_that_is_a_secret_does_not_show_it(faults: Faults) -> None:
+    found = faults(COMMAND, "resources.nodes=${oc.env:API_KEY}", env={"API_KEY": "hunter2"})
+    assert found == [
+        "override resources.nodes: resources.nodes: '${oc.env:API_KEY}': reads API_KEY, a secret, and does not fit "
+        "here; give the value itself"
+    ]
+
+
+def test_a_secret_among_a_command_s_arguments_is_refused(faults: Faults) -> None:
+    command = ["curl", "-H", "Authorization: Bearer abcdefghijkl", "--password", "hunter2", "--api-key=abc", "--token"]
+    found = faults(f"name: x\ncommand: {command}\n")
+    assert [line.split(": ")[1] for line in found] == ["command[2]", "command[4]", "command[5]"]
+    harmless = ["train.py", "--tokenizer", "bpe", "--max-tokens=4", "--key-dim", "64", "--password-file", "/run/p"]
+    assert faults(f"name: x\ncommand: {harmless}\n") == []

@@ -1,0 +1,161 @@
+"""`launch resume RUN`: another attempt of a run that ended, from its newest checkpoint on."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from training.runfolder import RunFolder, append_json, read_json, write_json
+
+from . import slurm, specfile
+from .errors import LaunchError, SpecError, UsageError
+from .host import read_host_pid
+from .processes import is_running
+from .runspec import load_spec
+from .script import Submission
+from .specfile import Resolved, dumped
+from .verify import checkpoint_folder, checkpoints
+
+_FIXED = frozenset(
+    {
+        "name",
+        "runs",
+        "command",
+        "train.task",
+        "train.options",
+        "train.seed",
+        "train.optim",
+        "train.schedule",
+        "train.precision",
+        "train.data.shuffle",
+        "train.data.last",
+        "train.checkpoint.folder",
+    }
+)
+"""What a run's steps hang on, beside the global batch, which the checkpoint knows. Its length may change, and so may
+where and with how many ranks it runs."""
+
+
+def prepare(run: RunFolder, overrides: list[str], change: bool) -> tuple[Resolved, Submission]:
+    """Make a run folder ready for another attempt, with `overrides` in its spec.
+
+    Errors: SpecError for overrides that are wrong; UsageError when they change what the run's steps hang on and
+    `change` is not set; LaunchError while an attempt still runs.
+    """
+    refuse_running(run)
+    before = yaml.safe_load(run.spec.read_text(encoding="utf-8"))
+    whole = _global_batch(run)
+    resolved = _resolve(run, overrides, whole)
+    if whole is not None and (keeps := _kept_per_rank(before, resolved)):
+        resolved = _resolve(run, [*overrides, *keeps], whole)
+    attempt = run.last_attempt()
+    changed = dict(_differences(before, resolved.plain(), ""))
+    kept = {keep.partition("=")[0] for keep in keeps}
+    fixed = [
+        path for path in changed if path not in kept and any(path == f or path.startswith(f"{f}.") for f in _FIXED)
+    ]
+    if fixed and not change:
+        raise UsageError(
+            f"{run.run_id}: {', '.join(f'{path}: {changed[path]}' for path in fixed)}: its steps up to now were made "
+            "otherwise; launch a new run, with train.init_from for its weights, or say --change if you mean it"
+        )
+    identity = read_json(run.run_json)
+    token = secrets.token_hex(8)
+    write_json(run.run_json, {**identity, "token": token})
+    if changed:
+        staged = run.spec.with_name(".spec.yaml.new")
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            out.write(resolved.dump())
+        staged.rename(run.spec)
+        append_json(run.resumes_jsonl, {"time": time.time(), "overrides": overrides, "changed": changed})
+    return resolved, Submission(run, token, Path(identity["workdir"]), attempt.number if attempt is not None else 0)
+
+
+def _is_fixed(path: str) -> bool:
+    return any(path == fixed or path.startswith(f"{fixed}.") for fixed in _FIXED)
+
+
+def refuse_running(run: RunFolder) -> None:
+    """Errors: LaunchError naming the process or the job of an attempt that still runs."""
+    attempt = run.last_attempt()
+    pid = read_host_pid(attempt) if attempt is not None else None
+    if attempt is not None and pid is not None and not attempt.result.exists() and is_running(pid):
+        raise LaunchError(f"{run.run_id}: attempt {attempt.number} still runs here, as process {pid}")
+    job = run.path / "job.json"
+    if job.exists() and slurm.available():
+        job_id = str(read_json(job)["job_id"])
+        state = slurm.job_state(job_id)
+        if not state.ended and state.state != "UNKNOWN":
+            raise LaunchError(f"{run.run_id}: job {job_id} is {state.state.lower()}; scancel {job_id} ends it")
+
+
+def _kept_per_rank(before: dict[str, Any], resolved: Resolved) -> list[str]:
+    """Overrides that keep the micro-batch of a rank, by accumulation, where the global batch is a multiple of it."""
+    assert resolved.spec.train is not None
+    batch, resources = resolved.spec.train.batch, resolved.spec.resources
+    given = before["train"]["batch"]["per_rank"]
+    if given is None or batch.per_rank is not None or batch.global_size is None:
+        return []
+    if batch.global_size % (given * resources.nodes * resources.tasks_per_node):
+        return []
+    return [f"train.batch.per_rank={given}"]
+
+
+def _global_batch(run: RunFolder) -> int | None:
+    """Samples in a step of the newest checkpoint; None where there is none that can be read."""
+    spec = load_spec(run)
+    if spec.train is None:
+        return None
+    folder = checkpoint_folder(run, spec)
+    for name in sorted(folder.names(), reverse=True):
+        if name.startswith("step-"):
+            with suppress(OSError, ValueError, KeyError):
+                return int(checkpoints.parse(folder, name).ledger["data"]["global_size"])
+    return None
+
+
+def _resolve(run: RunFolder, overrides: list[str], whole: int | None) -> Resolved:
+    """The run's spec with overrides. What stands in it is resolved already: a `${` in it is text.
+
+    The global batch, where it is known, takes the place of what the spec says of the batch.
+    """
+    values = _escaped(yaml.safe_load(run.spec.read_text(encoding="utf-8")))
+    if whole is not None:
+        values["train"]["batch"] = {"per_rank": None, "global": whole, "accumulate": None}
+    source = run.source.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spec.yaml"
+        path.write_text(dumped(values), encoding="utf-8")
+        try:
+            resolved = specfile.resolve(path, overrides)
+        except SpecError as error:
+            faults = [replace(f, file=str(run.spec)) if f.file == str(path) else f for f in error.faults]
+            raise SpecError(faults) from None
+    return replace(resolved, path=run.spec, source_text=source)
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace("${", "\\${")
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    return [_escaped(item) for item in value] if isinstance(value, list) else value
+
+
+def _differences(before: Any, after: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Dotted paths at which two specs differ, and `old -> new`."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in {**before, **after}:
+            yield from _differences(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
+    elif before != after:
+        yield path, f"{before!r} -> {after!r}"
