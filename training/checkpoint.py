@@ -27,7 +27,8 @@ from torch.optim import Optimizer
 from .agree import reason, together
 from .buffers import Buffers
 from .config import RunConfig
-from .errors import CheckpointError
+from .errors import CheckpointError, NotFinite
+from .finite import Watched
 from .manifest import Found
 from .ranks import Ranks
 from .reading import read, verified
@@ -68,6 +69,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._under_way: Saved | None = None
         self._ended: list[Saved] = []
+        self._last: Saved | None = None
 
     def newest(self, wanted: Callable[[int], bool] | None = None) -> Found | None:
         """The newest complete checkpoint, of those whose step is wanted; the same one on every rank, or None.
@@ -118,13 +120,13 @@ class Checkpoints:
         """Copy the state of the bare `model` after `step` optimizer steps and `samples` samples, and start to write.
 
         It waits for the save before it, if that is still under way. `ledger` is this rank's part of the ledger, `extra`
-        further state of the loop, alike on all ranks; both JSON. How it went: `poll`. Errors: with `strict`, those of
-        the save before it.
+        further state of the loop, alike on all ranks; both JSON. How it went: `poll`. Errors: NotFinite when the state
+        of the save before was spoiled; with `strict`, whatever was wrong with that.
         """
         began = time.perf_counter()
-        if self._strict:
-            self.finish()
         self._wait()
+        if self._last is not None and (self._strict or isinstance(self._last.error, NotFinite)):
+            self.finish()
         if self._ranks.world_size > 1 and self._writer.group is None:
             self._writer.group = dist.new_group(backend="gloo")  # its collectives run beside those of the steps
         content: Content | CheckpointError
@@ -139,11 +141,12 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait for the save that is under way. When it returns, that checkpoint is durable and old ones are gone.
 
-        Errors: CheckpointError naming path and reason; older checkpoints are intact then.
+        Errors: CheckpointError naming path and reason, NotFinite when the state was spoiled; older checkpoints are
+        intact then.
         """
         self._wait()
-        if self._ended and self._ended[-1].error is not None:
-            raise self._ended[-1].error
+        if self._last is not None and self._last.error is not None:
+            raise self._last.error
 
     def settle(self, seconds: float) -> None:
         """After an error in training: let a save that is under way come to its end, for so long. Raises nothing."""
@@ -177,6 +180,7 @@ class Checkpoints:
             self._thread = None
         if self._under_way is not None:
             self._ended.append(self._under_way)
+            self._last = self._under_way
             self._under_way = None
 
     def _share(self, model: nn.Module, optimizer: Optimizer) -> Snapshot:
@@ -206,7 +210,14 @@ class Checkpoints:
         texts = {_rng(rank): json.dumps(capture_rng()).encode()}
         if rank == 0:
             texts["state.json"] = json.dumps(share.plain, indent=1).encode()
-        return Content(step, samples, tensors, texts, config, ledger, extra)
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        buffers = set(share.model) - {name for name, _ in model.named_parameters()}
+        watched = Watched(
+            {name: copies[f"model/{name}"] for name in share.model if name in trained}
+            | {f"the optimizer's {name}": copies[f"optimizer/{name}"] for name in share.optimizer},
+            {name: copies[f"model/{name}"] for name in buffers},
+        )
+        return Content(step, samples, tensors, texts, config, ledger, extra, watched)
 
     def _together(self, failed: str, work: Callable[[], T], everyone: bool = False) -> list[T]:
         return together(self._ranks, failed, work, everyone)

@@ -11,6 +11,7 @@ import cmath
 import math
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -74,6 +75,26 @@ def first_not_finite(named: Mapping[str, Tensor]) -> tuple[str, float] | None:
             flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
             return name, float(flat[~torch.isfinite(flat)][0])
     return None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Tensors of a state of which some must be finite before it may be kept.
+
+    A step can spoil them though its loss and gradients were finite, as when a square overflows in Adam. Buffers may
+    hold infinities, as masks do, but no NaN; frozen parameters may hold anything.
+    """
+
+    trained: Mapping[str, Tensor]
+    """Parameters that are trained, and what the optimizer keeps of them."""
+    buffers: Mapping[str, Tensor]
+
+    def spoiled(self) -> tuple[str, float] | None:
+        """Name and value of an element that may not be kept."""
+        for name, value in self.buffers.items():
+            if value.is_floating_point() and bool(torch.isnan(value).any()):
+                return name, math.nan
+        return first_not_finite(self.trained)
 
 
 def loss_fault(step: int, own: Tensor, ranks: Ranks, model: nn.Module) -> NotFinite:

@@ -6,25 +6,17 @@ Whatever is decided here is decided from numbers that all ranks share, so it is 
 from __future__ import annotations
 
 import contextlib
-import math
-import socket
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .checkpoint import Checkpoints
 from .config import HealthConfig
 from .errors import CheckpointError, NotFinite
-from .finite import first_not_finite
 from .metrics import Metrics
 from .progress import Progress
-from .ranks import Ranks
-from .saving import shares
-from .snapshot import capture
 from .words import Reading
 
 
@@ -100,33 +92,3 @@ class Health:
 
 def _worse(fault: NotFinite, why: str) -> NotFinite:
     return NotFinite(fault.step, fault.rank, fault.value, fault.host, why + fault.what)
-
-
-def check_state(step: int, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
-    """The last gate before a save: what was trained is finite. A collective; each rank reads the share that it saves.
-
-    A step can spoil it though its loss and gradients were finite, as when a square overflows in Adam. Buffers may hold
-    infinities, as masks do, but no NaN; frozen parameters may hold anything.
-    Errors: NotFinite on all ranks, naming the tensor.
-    """
-    mine = _spoiled(model, optimizer, ranks)
-    own = None if mine is None else (*mine, socket.gethostname())
-    seen: list[tuple[str, float, str] | None] = [own] * ranks.world_size
-    if ranks.world_size > 1:
-        dist.all_gather_object(seen, own)
-    for rank, found in enumerate(seen):
-        if found is not None:
-            name, value, host = found
-            raise NotFinite(step, rank, value, host, f"an element of {name}")
-
-
-def _spoiled(model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> tuple[str, float] | None:
-    parameters = dict(model.named_parameters())
-    share = shares(capture(model, optimizer), set(parameters), ranks.world_size)[ranks.rank]
-    named: dict[str, Tensor] = {f"the optimizer's {name}": value for name, value in share.optimizer.items()}
-    for name, value in share.model.items():
-        if name in parameters and parameters[name].requires_grad:
-            named[name] = value
-        elif name not in parameters and value.is_floating_point() and bool(torch.isnan(value).any()):
-            return name, math.nan
-    return first_not_finite(named)

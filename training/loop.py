@@ -12,9 +12,9 @@ import torch
 
 from .checkpoint import Checkpoints
 from .config import RunConfig
-from .errors import ConfigError
+from .errors import ConfigError, NotFinite
 from .evaluate import evaluate
-from .health import Health, check_state
+from .health import Health
 from .ledger import Ledger
 from .loader import Loader
 from .metrics import Metrics
@@ -129,12 +129,11 @@ def train(job: Job, step: int, samples: int) -> Outcome:
 
 
 def save(job: Job, step: int, samples: int, wait: bool) -> None:
-    """Save, unless something is not finite; with `wait`, until the checkpoint is durable.
+    """Begin a save; with `wait`, stay until the checkpoint is durable.
 
-    Errors: NotFinite; those of `Checkpoints.begin` and `Checkpoints.finish`.
+    Errors: those of `Checkpoints.begin` and `Checkpoints.finish`.
     """
     with job.watchdog.slow():
-        check_state(step, job.model, job.optimizer, job.ranks)
         extra = {"health": job.health.state()}
         job.checkpoints.begin(step, samples, job.model, job.optimizer, job.config, job.ledger.part(), extra)
         job.pace.began(step)
@@ -199,9 +198,9 @@ class Report:
         for saved in self._checkpoints.poll():
             self._pace.cost_s = saved.stall_s
             if saved.error is not None:
-                if self._progress is not None:
+                if self._progress is not None and not isinstance(saved.error, NotFinite):
                     self._progress.note(f"checkpoint: {saved.error}; training goes on")
-                continue
+                continue  # of a spoiled state, the next `begin` or `finish` tells all ranks at once
             facts = {"stall_s": saved.stall_s, "write_s": saved.write_s, "bytes": saved.bytes, "tries": saved.tries}
             self._metrics.write({"step": saved.step, "samples": saved.samples, "kind": "checkpoint", **facts})
 

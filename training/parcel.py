@@ -1,4 +1,4 @@
-"""A batch in memory that two processes share: the bytes of its tensors and arrays, then the rest of it, pickled."""
+"""Batches in memory that two processes share: the bytes of their tensors and arrays, then the rest, pickled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import io
 import mmap
 import os
 import pickle
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ import torch
 
 _ALIGN = 64
 _Bytes = npt.NDArray[np.uint8]
+How = Literal["view", "copy", "pin"]
 
 
 class Parcel(NamedTuple):
@@ -21,12 +24,12 @@ class Parcel(NamedTuple):
 
     size: int
     """Bytes of tensors and arrays, from the start."""
-    rest: int
-    """Bytes after them: the batch, pickled, with references in place of tensors and arrays."""
+    rests: list[int]
+    """Bytes that follow, of each batch: the batch, pickled, with references in place of tensors and arrays."""
 
 
 class Slot:
-    """Memory for one batch, shared with processes that are forked later. It has no name, and grows as needed."""
+    """Memory for batches, shared with processes that are forked later. It has no name, and grows as needed."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("batch")
@@ -47,57 +50,81 @@ class Slot:
         self._bytes = np.empty(0, np.uint8)
 
 
-def pack(batch: Any, slot: Slot) -> Parcel:
-    """Put a batch into a slot."""
-    packer = _Packer()
-    rest = packer.describe(batch)
-    memory = slot.view(packer.size + len(rest))
-    for start, data in packer.parts:
-        memory[start : start + len(data)] = data
-    memory[packer.size :] = np.frombuffer(rest, np.uint8)
-    return Parcel(packer.size, len(rest))
+def pack(batches: Iterable[Any], slot: Slot) -> Parcel:
+    """Put batches into a slot, each before the next one is made: memory just freed is faster than fresh memory."""
+    packer = _Packer(slot)
+    rests = [packer.put(batch) for batch in batches]
+    memory = slot.view(packer.size + sum(map(len, rests)))
+    memory[packer.size :] = np.frombuffer(b"".join(rests), np.uint8)
+    return Parcel(packer.size, [len(rest) for rest in rests])
 
 
-def unpack(parcel: Parcel, slot: Slot, pinned: bool) -> Any:
-    """The batch, in memory of its own: the slot may be used anew. `pinned`: that memory is page-locked.
+def unpack(parcel: Parcel, slot: Slot, how: How, done: Callable[[], None]) -> list[Any]:
+    """The batches again. Their tensors and arrays are parts of one block, which lives as long as any of them.
 
-    Its tensors and arrays are parts of one block, which lives as long as any of them.
+    `how`: `view` leaves the block in the slot; `copy` makes one of ordinary memory, `pin` one of page-locked memory.
+    `done` is called when the slot may be used anew.
     """
-    memory = slot.view(parcel.size + parcel.rest)
-    block = torch.empty(parcel.size, dtype=torch.uint8, pin_memory=pinned)
-    block.numpy()[:] = memory[: parcel.size]
-    return _Unpacker(memory[parcel.size :].tobytes(), block).load()
+    memory = slot.view(parcel.size + sum(parcel.rests))
+    stream = io.BytesIO(memory[parcel.size :].tobytes())
+    rests = [stream.read(length) for length in parcel.rests]
+    if how == "view":
+        kept = memory[: parcel.size].view(_Block)
+        weakref.finalize(kept, done).atexit = False
+        block = torch.from_numpy(np.asarray(kept))
+        del kept
+    else:
+        block = torch.empty(parcel.size, dtype=torch.uint8, pin_memory=how == "pin")
+        block.numpy()[:] = memory[: parcel.size]
+        done()
+    return [_Unpacker(rest, block).load() for rest in rests]
+
+
+class _Block(np.ndarray[Any, Any]):
+    """A type of its own, because a view of a view has the first array of its own type for its base."""
 
 
 class _Packer(pickle.Pickler):
     """Pickles references (is_tensor, start, length, type, shape) instead of dense CPU tensors and plain arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, slot: Slot) -> None:
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)
-        self.parts: list[tuple[int, _Bytes]] = []
+        self._slot = slot
         self.size = 0
 
-    def describe(self, batch: Any) -> bytes:
+    def put(self, batch: Any) -> bytes:
+        self._stream.seek(0)
+        self._stream.truncate()
+        self.clear_memo()
         self.dump(batch)
         return self._stream.getvalue()
 
     def persistent_id(self, thing: Any) -> Any:
-        if type(thing) is torch.Tensor:
+        kind = type(thing)
+        if kind is torch.Tensor:
             if thing.layout is not torch.strided or thing.device.type != "cpu" or thing.is_quantized:
                 return None
-            flat = thing.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-            return (True, *self._add(flat.view(torch.uint8).numpy()), thing.dtype, tuple(thing.shape))
-        if type(thing) in (np.ndarray, np.memmap) and not thing.dtype.hasobject:
-            plain = np.ascontiguousarray(thing).reshape(-1)
-            return (False, *self._add(plain.view(np.uint8)), thing.dtype, thing.shape)
+            return (True, *self._copy(_bytes_of(thing)), _NUMBERS[thing.dtype], tuple(thing.shape))
+        if (kind is np.ndarray or kind is np.memmap) and not thing.dtype.hasobject:
+            return (False, *self._copy(thing), thing.dtype, thing.shape)
         return None
 
-    def _add(self, data: _Bytes) -> tuple[int, int]:
-        start = self.size
-        self.parts.append((start, data))
-        self.size = -(-(start + len(data)) // _ALIGN) * _ALIGN
-        return start, len(data)
+    def _copy(self, array: npt.NDArray[Any]) -> tuple[int, int]:
+        start, length = self.size, array.nbytes
+        if length:
+            target = self._slot.view(start + length)[start:]
+            np.copyto(target.view(array.dtype).reshape(array.shape), array)
+        self.size = -(-(start + length) // _ALIGN) * _ALIGN
+        return start, length
+
+
+def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    try:
+        return tensor.numpy()
+    except (RuntimeError, TypeError):  # it requires a gradient, is a conjugate, or of a type that numpy has not
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        return plain.reshape(-1).view(torch.uint8).numpy()
 
 
 class _Unpacker(pickle.Unpickler):
@@ -107,5 +134,13 @@ class _Unpacker(pickle.Unpickler):
 
     def persistent_load(self, reference: Any) -> Any:
         is_tensor, start, length, dtype, shape = reference
-        part = self._block[start : start + length]
-        return part.view(dtype).reshape(shape) if is_tensor else part.numpy().view(dtype).reshape(shape)
+        if is_tensor:
+            if not length:
+                return torch.empty(shape, dtype=_DTYPES[dtype])
+            return self._block[start : start + length].view(_DTYPES[dtype]).view(shape)
+        return self._block[start : start + length].numpy().view(dtype).reshape(shape)
+
+
+_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
+_NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
+"""torch's types by number: pickled, their names would take longer than all else of a reference."""

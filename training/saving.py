@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from .agree import together
 from .buffers import Buffers
 from .bytestream import Written
 from .config import RunConfig, to_plain
-from .errors import CheckpointError
+from .errors import CheckpointError, NotFinite, TrainingError
+from .finite import Watched
 from .ledger import Ledger
 from .ranks import Ranks
 from .shelf import Shelf, say
@@ -24,6 +26,8 @@ from .storage import Folder
 from .tensorfile import encode
 
 T = TypeVar("T")
+_Share = tuple[dict[str, Written], dict[str, Any], tuple[str, float, str] | None]
+"""A rank's files, its part of the ledger, and what is spoiled in its share: name, value and host."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Content:
     config: RunConfig
     ledger: dict[str, Any]
     extra: dict[str, Any]
+    watched: Watched
+    """What must be finite in it."""
 
 
 @dataclass
@@ -54,8 +60,8 @@ class Saved:
     bytes: int = 0
     """Bytes that this rank wrote."""
     tries: int = 0
-    error: CheckpointError | None = None
-    """Why there is no such checkpoint; None when there is."""
+    error: CheckpointError | NotFinite | None = None
+    """Why there is no such checkpoint; None when there is. NotFinite: the state is spoiled, no later try mends it."""
 
 
 @dataclass
@@ -86,7 +92,7 @@ class Writer:
                     if self.ranks.rank == 0:
                         say(f"{error}; the next try is in {pause:g} s")
                     time.sleep(pause)
-        except CheckpointError as error:
+        except (CheckpointError, NotFinite) as error:
             saved.error = error
         except Exception as error:  # noqa: BLE001 - the thread has nobody above it; it is raised where the save is ended
             saved.error = CheckpointError(
@@ -101,10 +107,11 @@ class Writer:
             return
         try:
             shares = self._together(failed, lambda: self._write_share(place, content), everyone=True)
-            files = {name: written for share, _ in shares for name, written in share.items()}
-            ledgers = [ledger for _, ledger in shares]
+            self._refuse_spoiled(saved.step, [spoiled for *_, spoiled in shares])
+            files = {name: written for share, *_ in shares for name, written in share.items()}
+            ledgers = [ledger for _, ledger, _ in shares]
             self._together(failed, lambda: self._publish(place, content, files, ledgers))
-        except CheckpointError:
+        except TrainingError:
             if self.ranks.rank == 0:
                 self.shelf.drop(place)
             raise
@@ -112,16 +119,24 @@ class Writer:
         if self.ranks.rank == 0:
             self.shelf.retire(saved.step)
 
-    def _write_share(self, place: str, content: Content | CheckpointError) -> tuple[dict[str, Written], dict[str, Any]]:
-        """Write this rank's files; returns them, and this rank's part of the ledger."""
+    def _refuse_spoiled(self, step: int, found: list[tuple[str, float, str] | None]) -> None:
+        for rank, spoiled in enumerate(found):
+            if spoiled is not None:
+                name, value, host = spoiled
+                raise NotFinite(step, rank, value, host, f"an element of {name}")
+
+    def _write_share(self, place: str, content: Content | CheckpointError) -> _Share:
+        """Write this rank's files, unless its share is spoiled."""
         if isinstance(content, CheckpointError):
             raise content
         self.folder.make(place)  # asks the server, where this node's view of a shared folder may be old
         self.buffers.wait()
+        if spoiled := content.watched.spoiled():
+            return {}, {}, (*spoiled, socket.gethostname())
         files = {name: self.folder.write(f"{place}/{name}", [text]) for name, text in content.texts.items()}
         for name, tensors in content.tensors.items():
             files[name] = self.folder.write(f"{place}/{name}", encode(tensors))
-        return files, content.ledger
+        return files, content.ledger, None
 
     def _publish(
         self, place: str, content: Content | CheckpointError, files: dict[str, Written], ledgers: list[dict[str, Any]]

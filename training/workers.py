@@ -5,8 +5,7 @@ another thread holds at that moment stays locked in them for ever (such as torch
 are forked once, when the loader is made, before the rank starts threads of its own, and they live as long as it.
 
 Of each worker the rank keeps a pipe, over which requests go and answers come, and `prefetch` slots of memory without a
-name, of which nothing can be left behind. The rank copies a batch out of its slot before it uses the slot again, so a
-batch that is still held is never overwritten.
+name, of which nothing can be left behind. A slot is used again when no part of its batches is held any more.
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ import os
 import select
 import signal
 import sys
+import time
 import traceback
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import cycle, islice
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -31,20 +32,26 @@ import numpy as np
 import torch
 
 from .errors import DataError
-from .keyed import keyed_reader
-from .parcel import Parcel, Slot, pack, unpack
+from .keyed import Read, keyed_reader
+from .parcel import How, Parcel, Slot, pack, unpack
 from .permute import Indices
 
 Asked = tuple[int, Indices]
 """An epoch, and samples of it."""
+_Answer = tuple[Parcel, float] | str
+"""What a slot holds and the seconds that it took; or what went wrong."""
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_MS = 1000
+_MOST, _QUICK_S, _SMALL = 64, 0.002, 500_000
+"""A group has at most so many batches, and grows while its worker needs less than these seconds and bytes for it."""
+_HELD = 2
+"""Slots of a worker that may be held by batches in use, besides those of batches that are under way."""
 _libc = ctypes.CDLL(None)
 
 
 class Pool:
-    """`workers` processes, each with up to `prefetch` batches ahead. They end with the pool, or with this process."""
+    """`workers` processes, each with `prefetch` groups of batches ahead. They end with the pool or this process."""
 
     def __init__(self, dataset: Any, workers: int, prefetch: int, pinned: bool) -> None:
         """`pinned`: CPU tensors of batches lie in page-locked memory.
@@ -61,19 +68,27 @@ class Pool:
     def batches(self, seed: int, asked: Iterable[Asked]) -> Iterator[Any]:
         """One batch for each (epoch, indices), in their order. One such iterator at a time.
 
+        Small batches are asked for and handed over in groups: one costs 50 us on its way, whatever its size.
         Errors: DataError when a sample could not be made, with the worker's traceback, or when a worker died.
         """
         for worker in self._workers:
             worker.forget()
-        ahead: deque[_Worker] = deque()
-        for place, (epoch, indices) in enumerate(asked):
-            done = [ahead.popleft().receive(self._pinned)] if len(ahead) == self._most else []
-            worker = self._workers[place % len(self._workers)]
-            worker.send(seed, epoch, indices)
+        requests, ahead, count = iter(asked), deque[_Worker](), 1
+        turn = cycle(self._workers)
+        while group := list(islice(requests, count)):
+            worker = next(turn)
+            made: list[Any] = []
+            if len(ahead) == self._most:
+                made, quick = ahead.popleft().receive(self._pinned)
+                count = min(2 * count, _MOST) if quick else max(count // 2, 1)
+            worker.send(seed, group)
             ahead.append(worker)
-            yield from done
+            while made:
+                yield made.pop()
         while ahead:
-            yield ahead.popleft().receive(self._pinned)
+            made, _ = ahead.popleft().receive(self._pinned)
+            while made:
+                yield made.pop()
 
 
 class _Worker:
@@ -81,46 +96,55 @@ class _Worker:
 
     def __init__(self, dataset: Any, number: int, prefetch: int) -> None:
         self._number = number
-        self._slots = [Slot() for _ in range(prefetch)]
-        self._sent = self._received = 0
+        self._slots = [Slot() for _ in range(prefetch + _HELD)]
+        self._free = deque(range(len(self._slots)))
+        self._under_way: deque[int] = deque()
         self._pipe, theirs = Pipe()
         self.pid = _fork(dataset, self._pipe, theirs, self._slots)
         theirs.close()
         self._answers = select.poll()
         self._answers.register(self._pipe.fileno(), select.POLLIN)
 
-    def send(self, seed: int, epoch: int, indices: Indices) -> None:
-        """Ask for a batch. All that may be long goes through the slot: were the pipe full, both sides would wait."""
-        place = self._sent % len(self._slots)
+    def send(self, seed: int, group: list[Asked]) -> None:
+        """Ask for batches. All that may be long goes through the slot: were the pipe full, both sides would wait."""
+        place = self._free.popleft()
+        indices = np.concatenate([own for _, own in group])
         self._slots[place].view(indices.nbytes).view(np.int64)[:] = indices
         try:
-            self._pipe.send((place, seed, epoch, indices.nbytes))
+            self._pipe.send((place, seed, [(epoch, len(own)) for epoch, own in group]))
         except ConnectionError:
             raise self._gone() from None
-        self._sent += 1
+        self._under_way.append(place)
 
-    def receive(self, pinned: bool) -> Any:
-        """The next batch that it was asked for."""
-        slot = self._slots[self._received % len(self._slots)]
-        answer = self._answer()
+    def receive(self, pinned: bool) -> tuple[list[Any], bool]:
+        """The next batches that it was asked for, the first one last, and whether twice as many would still be quick.
+
+        They stay in the slot, and the slot is used again when nothing of them is left. Whoever holds on to batches
+        gets copies, as soon as slots run short.
+        """
+        place, answer = self._under_way.popleft(), self._answer()
         if isinstance(answer, str):
+            self._free.append(place)
             raise DataError(f"data worker {self._number}: {answer}")
-        return unpack(answer, slot, pinned)
+        parcel, seconds = answer
+        how: How = "pin" if pinned else "view" if self._free else "copy"
+        made = unpack(parcel, self._slots[place], how, partial(self._free.append, place))
+        return made[::-1], seconds < _QUICK_S and parcel.size < _SMALL
 
     def forget(self) -> None:
         """Drop what an earlier iterator asked for and did not take."""
-        while self._received < self._sent:
+        while self._under_way:
             self._answer()
+            self._free.append(self._under_way.popleft())
 
-    def _answer(self) -> Parcel | str:
+    def _answer(self) -> _Answer:
         while not self._answers.poll(_LOOK_MS):
             if self._end_of(os.WNOHANG):  # what it had started itself may still hold its end of the pipe
                 raise self._gone()
         try:
-            answer: Parcel | str = self._pipe.recv()
+            answer: _Answer = self._pipe.recv()
         except (EOFError, ConnectionError):
             raise self._gone() from None
-        self._received += 1
         return answer
 
     def _end_of(self, wait: int) -> str:
@@ -190,14 +214,30 @@ def _serve(dataset: Any, pipe: Connection, slots: list[Slot], rank: int) -> None
     reader = lru_cache(maxsize=2)(lambda seed: keyed_reader(dataset, seed))
     with suppress(EOFError, ConnectionError):  # the rank wants no more
         while os.getppid() == rank:
-            place, seed, epoch, size = pipe.recv()
-            indices = slots[place].view(size).view(np.int64).copy()
-            try:
-                answer: Parcel | str = pack(reader(seed)(epoch, indices), slots[place])
-            except Exception as error:  # noqa: BLE001 - whatever the user's code raises is shown on the rank
-                answer = _told(error, indices)
+            answer = _made(reader, slots, *pipe.recv())
             sys.stdout.flush()  # it will be killed, not asked to leave
             pipe.send(answer)
+
+
+def _made(
+    reader: Callable[[int], Read], slots: list[Slot], place: int, seed: int, group: list[tuple[int, int]]
+) -> _Answer:
+    """Make the batches of a group, given as (epoch, samples) each, and put them into the slot."""
+    start, whole = time.perf_counter(), sum(count for _, count in group)
+    indices = slots[place].view(8 * whole).view(np.int64).copy()
+    own = indices
+
+    def made() -> Iterator[Any]:
+        nonlocal own
+        end = 0
+        for epoch, count in group:
+            own, end = indices[end : end + count], end + count
+            yield reader(seed)(epoch, own)
+
+    try:
+        return pack(made(), slots[place]), time.perf_counter() - start
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises is shown on the rank
+        return _told(error, own)
 
 
 def _told(error: Exception, indices: Indices) -> str:

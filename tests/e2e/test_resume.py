@@ -1,4 +1,4 @@
-"""Proves `launch resume`: a run goes on where it was, with other numbers of ranks too; what may not change is refused.
+"""Proves that `launch resume` goes on where a run was, with other numbers of ranks too, and what it refuses."""
 
 from __future__ import annotations
 

@@ -19,11 +19,12 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from training import checkpoint
 from training.assemble import assemble
-from training.config import HealthConfig, load
+from training.config import HealthConfig, RunConfig, TrainConfig, load
 from training.device import open_device
 from training.errors import NotFinite
-from training.health import Health, check_state
+from training.health import Health
 from training.loop import Outcome
 from training.metrics import Metrics
 from training.order import Order
@@ -31,6 +32,7 @@ from training.ranks import Ranks
 from training.run import run
 from training.runfolder import AttemptFolder, RunFolder
 from training.schedule import batch_plan, lr_at, scaled_lr
+from training.shelf import Keep
 from training.stop import StopFlag
 from training.watchdog import Watchdog
 from training.words import Reading
@@ -197,29 +199,37 @@ def test_too_many_bad_steps_end_the_run(tmp_path: Path) -> None:
     assert len(records(folder, "health")) == 1
 
 
-def _save_gate(ranks: Ranks, spoil: str) -> str:
+def _save_gate(ranks: Ranks, spoil: str, folder: Path) -> tuple[str, list[str]]:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model.register_buffer("mask", torch.full((2, 2), -math.inf))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     model(torch.ones(3, 2)).sum().backward()
     optimizer.step()
-    check_state(7, model, optimizer, ranks)
+    config = RunConfig(name="gate", train=TrainConfig(task="synthetic"))
+    store = checkpoint.Checkpoints(str(folder), Keep(9), ranks)
+    store.save(6, 60, model, optimizer, config)
     if spoil == "parameter":
         model[0].bias.data[1] = math.inf
     elif spoil == "optimizer":
         optimizer.state[model[0].weight]["exp_avg_sq"][1, 0] = math.inf
     else:
         model[1].running_mean[0] = math.nan  # type: ignore[index]
-    try:
-        check_state(7, model, optimizer, ranks)
-    except NotFinite as error:
-        return error.found
-    return ""
+    store.begin(7, 70, model, optimizer, config)
+    found = []
+    for again in (store.finish, lambda: store.begin(8, 80, model, optimizer, config)):  # it is not forgotten
+        with pytest.raises(NotFinite) as caught:
+            again()
+        found.append(caught.value.found)
+    assert found[0] == found[1]
+    return found[0], sorted(path.name for path in folder.iterdir())
 
 
-def test_no_state_that_is_spoiled_passes_the_gate_before_a_save() -> None:
-    assert _save_gate(Ranks(), "parameter").startswith("an element of 0.bias on rank 0 is inf (host ")
-    assert _save_gate(Ranks(), "optimizer").startswith(
-        "an element of the optimizer's 0.weight:exp_avg_sq on rank 0 is inf"
-    )
-    assert _save_gate(Ranks(), "buffer").startswith("an element of 1.running_mean on rank 0 is nan")
+def test_no_state_that_is_spoiled_is_kept(tmp_path: Path) -> None:
+    for spoil, words in (
+        ("parameter", "an element of 0.bias on rank 0 is inf (host "),
+        ("optimizer", "an element of the optimizer's 0.weight:exp_avg_sq on rank 0 is inf"),
+        ("buffer", "an element of 1.running_mean on rank 0 is nan"),
+    ):
+        found, left = _save_gate(Ranks(), spoil, tmp_path / spoil)
+        assert found.startswith(words)
+        assert left == ["step-000000006"]

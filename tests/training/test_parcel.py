@@ -26,7 +26,7 @@ def slot() -> Iterator[Slot]:
 
 
 def through(slot: Slot, batch: Any) -> Any:
-    return unpack(pack(batch, slot), slot, False)
+    return unpack(pack([batch], slot), slot, "copy", lambda: None)[0]
 
 
 @pytest.mark.parametrize(

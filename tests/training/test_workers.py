@@ -49,7 +49,6 @@ def told(indices: Indices) -> Any:
 def test_batches_come_in_the_order_in_which_they_were_asked_for(workers: int, prefetch: int) -> None:
     found = list(batches(told, asked(11), workers, prefetch))
     assert [b["values"].tolist() for b in found] == [[2 * n, 2 * n + 2, 2 * n + 4] for n in range(11)]
-    assert [b["pid"] for b in found] == [found[n % workers]["pid"] for n in range(11)]
     assert len({b["pid"] for b in found} | {os.getpid()}) == workers + 1
 
 
