@@ -28,6 +28,7 @@ def main() -> int:
         "--parameters", type=int, default=PARAMETERS, help="float32 parameters; the state is 12 bytes each"
     )
     parser.add_argument("--quick", action="store_true", help="one round of a small state: all works, it proves nothing")
+    parser.add_argument("--only", nargs="+", choices=WAYS, default=WAYS, help="only these ways, and the limits")
     parser.add_argument("--folder", type=Path, default=peers.ROOT / ".bench-checkpoints", help="where it is written")
     options = parser.parse_args()
     rounds, parameters = (1, 4_000_000) if options.quick else (options.rounds, options.parameters)
@@ -39,7 +40,7 @@ def main() -> int:
             for ranks in (1, 2):
                 ways = {
                     name: partial(measured, folder, Path(scratch), options.folder, name, ranks, parameters)
-                    for name in (*WAYS, "limits")
+                    for name in (*options.only, "limits")
                 }
                 results, broken = in_turn(ways, rounds)
                 failed.update({f"{name}, {ranks} ranks": text for name, text in broken.items()})

@@ -29,6 +29,7 @@ from training.checkpoint import Checkpoints
 from training.config import RunConfig, TrainConfig
 from training.ranks import Ranks
 from training.shelf import Keep
+from training.tensorfile import raw_bytes
 
 WIDTH = 2048
 QUIET_STEPS = 60
@@ -184,18 +185,19 @@ def limits(state: State, folder: Path) -> dict[str, float]:
     fresh = [tensor.clone() for tensor in tensors.values()]
     cold = time.perf_counter() - began
     del fresh
-    data, path, written = memoryview(os.urandom(CHUNK)), folder / "plain", []
-    for _ in range(3):
+    written = []
+    for number in range(4):  # as a save does: a new file while the one before it is still there
         began = time.perf_counter()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        left = state.bytes
-        while left > 0:
-            left -= os.write(descriptor, data[: min(left, CHUNK)])
+        descriptor = os.open(folder / f"plain-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for tensor in tensors.values():
+            left = memoryview(raw_bytes(tensor))
+            while left:
+                left = left[os.write(descriptor, left[:CHUNK]) :]
         os.fsync(descriptor)
         os.close(descriptor)
         written.append(time.perf_counter() - began)
-        path.unlink()
-    return {"copy_s": statistics.median(warm[1:]), "fresh_copy_s": cold, "write_s": statistics.median(written)}
+        (folder / f"plain-{number - 1}").unlink(missing_ok=True)
+    return {"copy_s": statistics.median(warm[1:]), "fresh_copy_s": cold, "write_s": statistics.median(written[1:])}
 
 
 def measure(way: str, state: State, folder: Path, ranks: Ranks) -> dict[str, float]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from . import optim
+from .blocks import order_of
 from .checkpoint import Checkpoints
 from .config import CheckpointConfig, RunConfig, TrainConfig
 from .device import data_type
@@ -22,7 +23,7 @@ from .loader import Loader
 from .loop import Job, score
 from .manifest import Found
 from .metrics import Metrics, records
-from .order import Order, Slots
+from .order import Slots
 from .pace import Pace, history
 from .progress import Progress
 from .ranks import Ranks
@@ -62,6 +63,9 @@ def assemble(
     _seed(settings.seed)
     task = load_task(settings)
     data = _open_data(task, settings, plan, ranks)
+    dtype = data_type(settings.precision)
+    loader = Loader(data.train, settings.data, device, dtype)  # before the model and threads: workers are forked here
+    held_out = None if data.held_out is None else Loader(data.held_out, settings.data, device, dtype)
     model, optimizer = _open_model(task, settings, device, plan)
     _seed(_derived(settings.seed, ranks.rank))
     stepper = Stepper(task, model, optimizer, settings, ranks, device)
@@ -70,7 +74,6 @@ def assemble(
     if found is not None:
         check_same_batch(plan, found)
         checkpoints.load(found, model, optimizer)
-    dtype = data_type(settings.precision)
     metrics = _open_metrics(config, folder, ranks, attempt, data)
     progress = Progress(data.total_steps, sys.stdout) if ranks.rank == 0 else None
     if found is None and settings.init_from is not None:
@@ -84,9 +87,9 @@ def assemble(
         model=model,
         optimizer=optimizer,
         stepper=stepper,
-        loader=Loader(data.train, settings.data, device, dtype),
+        loader=loader,
         slots=data.slots,
-        held_out=Loader(data.held_out, settings.data, device, dtype) if data.held_out is not None else None,
+        held_out=held_out,
         total_steps=data.total_steps,
         checkpoints=checkpoints,
         pace=Pace(settings.checkpoint, ranks, found.step if found else 0, *history(folder)),
@@ -143,7 +146,10 @@ def _open_data(task: Task, settings: TrainConfig, plan: BatchPlan, ranks: Ranks)
     if not len(train_data):
         raise DataError(f"train.task: {settings.task}: its training data has no sample")
     slots = Slots(
-        Order(len(train_data), settings.seed, settings.data.shuffle), plan, ranks.rank, settings.data.last == "drop"
+        order_of(train_data, settings.seed, settings.data, plan.global_size),
+        plan,
+        ranks.rank,
+        settings.data.last == "drop",
     )
     if not slots.epoch_samples:
         raise ConfigError(

@@ -74,7 +74,11 @@ class DataConfig:
     workers: int = 0
     """Loader processes for each rank; 0 loads in the rank itself."""
     prefetch: int = 2
-    """Micro-batches that each worker keeps ready."""
+    """Micro-batches that each worker keeps ready; more where they are made in less than milliseconds."""
+    lanes: int = 64
+    """For data in shards: sequences of shards that are read side by side. At least the number of nodes."""
+    window: int = 16384
+    """For data in shards: samples of a lane among which one is shuffled."""
 
 
 @dataclass

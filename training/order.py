@@ -105,10 +105,11 @@ class Slots:
         first = position + self.rank * own
         starts = first + size * np.arange(steps, dtype=np.int64)
         picked = self.order.at(epoch, starts[:, None] + np.arange(own, dtype=np.int64))
-        cut = picked.reshape(steps, plan.accumulate, plan.per_rank)
+        parts = list(picked.reshape(steps * plan.accumulate, plan.per_rank))
         for step in range(steps):
             begin = samples + step * size
-            yield Share(list(cut[step]), False, size, begin + size, begin + self.rank * own)
+            micro_batches = parts[step * plan.accumulate : (step + 1) * plan.accumulate]
+            yield Share(micro_batches, False, size, begin + size, begin + self.rank * own)
 
     def _tail(self, epoch: int, position: int, samples: int) -> Share:
         count, plan = self.epoch_samples - position, self.plan

@@ -71,8 +71,7 @@ def unpack(parcel: Parcel, slot: Slot, how: How, done: Callable[[], None]) -> li
     if how == "view":
         kept = memory[: parcel.size].view(_Block)
         weakref.finalize(kept, done).atexit = False
-        block = torch.from_numpy(np.asarray(kept))
-        del kept
+        block = torch.from_numpy(np.asarray(kept[:]))  # of `kept` itself it would have the base of `kept` for its own
     else:
         block = torch.empty(parcel.size, dtype=torch.uint8, pin_memory=how == "pin")
         block.numpy()[:] = memory[: parcel.size]
@@ -81,7 +80,8 @@ def unpack(parcel: Parcel, slot: Slot, how: How, done: Callable[[], None]) -> li
 
 
 class _Block(np.ndarray[Any, Any]):
-    """A type of its own, because a view of a view has the first array of its own type for its base."""
+    """Part of a slot, which others refer to. Of a type of its own: numpy lets a view of a view refer to the first
+    array of the same type, and so not to the part."""
 
 
 class _Packer(pickle.Pickler):

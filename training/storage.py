@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .bytestream import Written, digest_of_file, pour
+from .directio import Sink
 from .remote import RemoteFolder
 
 
@@ -84,13 +85,10 @@ class LocalFolder:
         """Write a new file in pieces and make its content durable."""
         path = self._path / name
         out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-
-        def put(piece: memoryview) -> None:
-            while piece:
-                piece = piece[os.write(out, piece) :]
-
         try:
-            written = pour(chunks, put)
+            sink = Sink(out)
+            written = pour(chunks, sink.put)
+            sink.finish()
             os.fsync(out)
         except OSError as error:  # a failing write carries no path of its own
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error

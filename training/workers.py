@@ -43,7 +43,7 @@ _Answer = tuple[Parcel, float] | str
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_MS = 1000
-_MOST, _QUICK_S, _SMALL = 64, 0.002, 500_000
+_MOST, _QUICK_S, _SMALL = 64, 0.002, 1_000_000
 """A group has at most so many batches, and grows while its worker needs less than these seconds and bytes for it."""
 _HELD = 2
 """Slots of a worker that may be held by batches in use, besides those of batches that are under way."""

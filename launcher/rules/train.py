@@ -102,6 +102,8 @@ def _check_at_least(config: TrainConfig, report: Report) -> None:
         "schedule.decay_steps": (config.schedule.decay_steps, 1),
         "data.workers": (config.data.workers, 0),
         "data.prefetch": (config.data.prefetch, 1),
+        "data.lanes": (config.data.lanes, 1),
+        "data.window": (config.data.window, 1),
         "eval.every_steps": (config.eval.every_steps, 1),
         "eval.per_rank": (config.eval.per_rank, 1),
         "checkpoint.every_steps": (config.checkpoint.every_steps, 1),

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from training import directio
 from training.checkpoint import Checkpoints
 from training.config import RunConfig, TrainConfig
 from training.ranks import Ranks
@@ -196,7 +197,9 @@ def crash_states(root: Node, chance: random.Random) -> Iterator[tuple[str, Any, 
         yield "power cut, some of it survived", some, part
 
 
-def test_every_crash_point_of_three_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("buffer", [directio.BUFFER_BYTES, 512])
+def test_every_crash_point_of_three_saves(buffer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directio, "BUFFER_BYTES", buffer)
     home = tmp_path / "disk"
     home.mkdir()
     run = Run(str(home / "run" / "checkpoints"))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import random
-import signal
 from typing import Any
 
 import numpy as np
@@ -41,10 +40,12 @@ class Items:
 
 
 class Noisy(Items):
+    def __init__(self, draws: str) -> None:
+        self.draws = draws
+
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        ignored = [signal.getsignal(s) == signal.SIG_IGN for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)]
-        assert all(ignored)
-        return torch.rand(()) + random.random() + float(np.random.rand()), index
+        noise = torch.rand((), dtype=torch.float64)
+        return noise if self.draws == "torch" else noise + random.random() + float(np.random.rand()), index
 
 
 def slots(rank: int = 0, world_size: int = 2) -> Slots:
@@ -74,14 +75,32 @@ def test_seeking_gives_what_would_have_come() -> None:
     assert [s.batches[0][1] for s in later] == [s.batches[0][1] for s in whole[4:]]
 
 
-def test_random_samples_do_not_depend_on_the_number_of_workers() -> None:
+@pytest.mark.parametrize("draws", ["torch", "all"])
+def test_random_samples_depend_neither_on_workers_nor_on_ranks(draws: str) -> None:
+    """Noise by (epoch, sample), over two epochs and a bit; the rank's own generators stay as they are."""
     torch.manual_seed(1)
-    before = torch.get_rng_state()
-    one, two = steps(Noisy(), 1), steps(Noisy(), 2)
-    assert [s.batches[0][0].tolist() for s in one] == [s.batches[0][0].tolist() for s in two]
-    values = [value for step in one for value in step.batches[0][0].tolist()]
-    assert len(set(values)) == len(values)
-    assert torch.equal(torch.get_rng_state(), before)
+    before = torch.get_rng_state(), random.getstate()
+    found = []
+    for workers, world_size in ((0, 1), (0, 2), (1, 2), (2, 2), (3, 1)):
+        noise: dict[tuple[int, int], float] = {}
+        for rank in range(world_size):
+            loader = Loader(Noisy(draws), DataConfig(workers=workers), CPU)
+            cut = Slots(Order(11, 5), BatchPlan(4 // world_size, 1, world_size), rank)
+            for step in loader.steps(cut, 0, 8):
+                for values, indices in step.batches:
+                    epoch = (step.samples - 1) // 11
+                    noise.update(zip(((epoch, i) for i in indices.tolist()), values.tolist(), strict=True))
+        found.append(noise)
+    assert all(noise == found[0] for noise in found)
+    assert len(found[0]) == len(set(found[0].values())) == 22 + 8
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+
+
+def test_workers_serve_one_run_of_steps_after_another() -> None:
+    loader = Loader(Fetching(), DataConfig(workers=2), CPU)
+    first = next(loader.steps(slots(), 0, 7))
+    again = list(loader.steps(slots(), 0, 7))
+    assert again[0].batches[0][1] == first.batches[0][1] and len(again) == 7
 
 
 def test_a_dataset_that_cannot_be_read_is_named() -> None:
