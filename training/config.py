@@ -1,7 +1,6 @@
 """The `train:` and `wandb:` sections of a spec, as plain typed dataclasses. Free of torch: the launcher reads them too.
 
-A field whose YAML key is a Python keyword carries the key in its metadata (`key`). Text choices are `Literal` types,
-which the spec reader uses for its did-you-mean.
+A field whose YAML key is a Python keyword carries the key in its metadata (`key`). Choices are `Literal` types.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 from .config import DataConfig
 from .keyed import keyed_reader
 from .order import Share, Slots
-from .workers import Pool
+from .pool import Pool
 
 
 class Dataset(Protocol):

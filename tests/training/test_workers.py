@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 import torch
 
+from training import pool as pool_module
 from training.errors import DataError
 from training.permute import Indices
-from training.workers import Pool
+from training.pool import Pool
 
 WAIT_S = 20.0
 
@@ -72,7 +73,7 @@ def test_no_more_is_asked_for_than_may_be_ahead() -> None:
     next(made)
     assert len(taken) == 7
     next(made)
-    assert len(taken) == 8
+    assert len(taken) <= 9
 
 
 def test_batches_of_growing_size_and_long_requests_pass() -> None:
@@ -97,7 +98,7 @@ def test_an_error_names_the_samples_and_shows_where_it_was_raised() -> None:
     with pytest.raises(DataError) as failed:
         list(batches(broken, asked(9), 2, 2))
     text = str(failed.value)
-    assert text.startswith("data worker 1: KeyError: 'no such label', while a batch of 3 samples (3, 4, 5) was made\n")
+    assert "KeyError: 'no such label', while a batch of 3 samples (3, 4, 5) was made\n" in text
     assert "in broken" in text and 'raise KeyError("no such label")' in text
 
 
@@ -115,7 +116,7 @@ def test_a_worker_that_dies_is_named(how: Any, words: str) -> None:
             how()
         return indices
 
-    with pytest.raises(DataError, match=r"data worker 0 \(process \d+\) " + words.replace("?", r"\?")):
+    with pytest.raises(DataError, match=r"data worker \d \(process \d+\) " + words.replace("?", r"\?")):
         list(batches(deadly, asked(20), 2, 2))
 
 
@@ -168,7 +169,7 @@ def run(code: str) -> subprocess.Popen[str]:
     """A rank in a process of its own: native threads and kills have no place in the tests' own."""
     head = """
         import os, threading, time, numpy as np, torch
-        from training.workers import Pool
+        from training.pool import Pool
         class Made:
             def fetch(self, indices):
                 return make(indices)
@@ -176,6 +177,24 @@ def run(code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(head) + textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
     )
+
+
+def test_batches_that_the_rank_makes_sooner_it_makes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes back to workers at once where a trial shows that it does not."""
+    monkeypatch.setattr(pool_module, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(pool_module, "_CLEARLY", 10.0**9)
+    quick = [b["pid"] for b in batches(told, asked(3000), 2, 2)]
+    assert os.getpid() in quick
+
+    def slow_here(indices: Indices) -> Any:
+        if os.getpid() == rank:
+            time.sleep(0.05)
+        return {"pid": os.getpid(), "first": indices[0]}
+
+    rank = os.getpid()
+    found = list(batches(slow_here, asked(400), 2, 2))
+    assert [b["first"] for b in found] == list(range(400))
+    assert 1 <= sum(b["pid"] == rank for b in found) <= 40
 
 
 def test_workers_do_not_hang_for_what_threads_of_the_rank_do() -> None:
