@@ -38,6 +38,8 @@ _FIXED = frozenset(
         "train.precision",
         "train.data.shuffle",
         "train.data.last",
+        "train.data.lanes",
+        "train.data.window",
         "train.checkpoint.folder",
     }
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from .config import CheckpointConfig, RunConfig, TrainConfig
 from .device import data_type
 from .errors import ConfigError, DataError
 from .health import Health
-from .ledger import Ledger
+from .ledger import Data, Ledger
 from .loader import Loader
 from .loop import Job, score
 from .manifest import Found
@@ -72,7 +72,7 @@ def assemble(
     checkpoints = _open_checkpoints(settings.checkpoint, folder, ranks)
     found = checkpoints.newest()
     if found is not None:
-        check_same_batch(plan, found)
+        check_same_data(data.slots, found)
         checkpoints.load(found, model, optimizer)
     metrics = _open_metrics(config, folder, ranks, attempt, data)
     progress = Progress(data.total_steps, sys.stdout) if ranks.rank == 0 else None
@@ -127,18 +127,27 @@ def _open_metrics(config: RunConfig, folder: RunFolder, ranks: Ranks, attempt: i
     return Metrics(folder, ranks, attempt, [sink] if sink is not None else [])
 
 
-def check_same_batch(plan: BatchPlan, found: Found) -> None:
-    """Refuse to go on with another global batch than the checkpoint's: steps, order and learning rate hang on it.
+def check_same_data(slots: Slots, found: Found) -> None:
+    """Refuse to go on with another global batch or other data than the checkpoint's: steps and order hang on them.
 
     Errors: ConfigError with the numbers.
     """
-    before = found.ledger["data"]["global_size"] if found.ledger else plan.global_size
-    if before != plan.global_size:
+    if not found.ledger:
+        return
+    before, now = found.ledger["data"], asdict(Data.of(slots))
+    if before["global_size"] != now["global_size"]:
+        plan = slots.plan
         raise ConfigError(
-            f"train.batch: {found.name} was trained with a global batch of {before}; {plan.per_rank} per rank x "
-            f"{plan.accumulate} accumulation x {plan.world_size} ranks make it {plan.global_size}. Set "
-            f"train.batch.global: {before}, or start a new run with another folder"
+            f"train.batch: {found.name} was trained with a global batch of {before['global_size']}; {plan.per_rank} "
+            f"per rank x {plan.accumulate} accumulation x {plan.world_size} ranks make it {plan.global_size}. Set "
+            f"train.batch.global: {before['global_size']}, or start a new run with another folder"
         )
+    for name, words in (("samples", "data with another number of samples"), ("shards", "data in other shards")):
+        if before.get(name) != now[name]:
+            raise ConfigError(
+                f"train.task: {found.name} was trained on {words}: {before.get(name)!s:.60} then, {now[name]!s:.60} "
+                "now. What was seen of it cannot be told: start a new run, with train.init_from for its weights"
+            )
 
 
 def _open_data(task: Task, settings: TrainConfig, plan: BatchPlan, ranks: Ranks) -> _Data:

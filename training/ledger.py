@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .blocks import BlockOrder
 from .order import Order, Share, Slots
 
 FORMAT = 1
@@ -46,13 +48,27 @@ class Data:
     shuffle: bool
     seed: int
     drop_last: bool
+    shards: list[list[int]] | None = None
+    """Of data in shards, [size, how many such shards in a row] in their order; None: no shards."""
+    lanes: int | None = None
+    window: int | None = None
 
     @classmethod
     def of(cls, slots: Slots) -> Data:
         """What the slots of any rank say."""
         order = slots.order
-        size = slots.plan.global_size
-        return cls(order.n, slots.epoch_samples, size, order.shuffle, order.seed, slots.drop_last)
+        plain = cls(order.n, slots.epoch_samples, slots.plan.global_size, order.shuffle, order.seed, slots.drop_last)
+        if not isinstance(order, BlockOrder):
+            return plain
+        shards = [[int(size), len(list(run))] for size, run in groupby(order.shard_sizes)]
+        return replace(plain, shards=shards, lanes=order.lanes, window=order.window)
+
+    def order(self) -> Order:
+        """The order of the samples. Errors: DataError for shards that do not add up."""
+        if self.shards is None or self.lanes is None or self.window is None:
+            return Order(self.samples, self.seed, self.shuffle)
+        sizes = [size for size, count in self.shards for _ in range(count)]
+        return BlockOrder(self.samples, self.seed, self.shuffle, sizes, self.global_size, self.lanes, self.window)
 
     def consumed(self, steps: int, samples: int = 0) -> int:
         """The state `samples` after `steps` more optimizer steps: the last step of an epoch may be a smaller one."""
@@ -160,7 +176,7 @@ def derive(data: Data, start: int, stop: int) -> Sums:
     About 10^7 samples a second; memory does not grow. For whole epochs that use every sample `set` is taken
     over 0..n-1 instead of the order: it then proves that the order is a permutation, too.
     """
-    order, total = Order(data.samples, data.seed, data.shuffle), Sums()
+    order, total = data.order(), Sums()
     while start < stop:
         epoch, first = divmod(start, data.epoch_samples)
         last = min(first + stop - start, data.epoch_samples)

@@ -80,6 +80,8 @@ def _against_spec(data: Data, one: Kept, train: TrainConfig) -> list[str]:
         "train.data.shuffle": (data.shuffle, train.data.shuffle),
         "train.data.last": ("drop" if data.drop_last else "keep", train.data.last),
         "the global batch": (data.global_size, size),
+        "train.data.lanes": (data.lanes or train.data.lanes, train.data.lanes),
+        "train.data.window": (data.window or train.data.window, train.data.window),
         "samples of an epoch": (data.epoch_samples, data.samples // size * size if drop else data.samples),
     }
     return [f"{name} was {was}, the spec makes it {now}" for name, (was, now) in used.items() if was != now]

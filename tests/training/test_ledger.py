@@ -5,6 +5,8 @@ pytest tests/training/test_ledger.py
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.blocks import BlockOrder
 from training.ledger import Data, Ledger, Sums, derive
 from training.order import Order, Share, Slots
 from training.schedule import BatchPlan
@@ -62,6 +65,26 @@ def test_attempts_of_any_world_size_add_up_to_what_the_order_says(
     assert kept["samples"] == state[1] == data.consumed(state[0])
     assert Sums.read(kept) == derive(data, 0, state[1])
     assert kept["since"] == {"step": 0, "samples": 0}
+
+
+@pytest.mark.parametrize("worlds", [[1], [2], [3, 1, 2]])
+def test_data_in_shards_are_derived_in_their_own_order(worlds: list[int]) -> None:
+    sizes = [7, 7, 7, 0, 12, 7, 20]
+    kept: dict[str, Any] = {}
+    samples = 0
+    for world_size in worlds:
+        order = BlockOrder(60, 3, True, sizes, 12, 4, 8)
+        slots = [Slots(order, BatchPlan(12 // world_size, 1, world_size), rank) for rank in range(world_size)]
+        ledgers = [Ledger.resume(kept, s, 0, samples) if kept else Ledger.start(s) for s in slots]
+        for ledger, mine in zip(ledgers, slots, strict=True):
+            for share, _ in zip(mine.shares(samples), range(6), strict=False):
+                ledger.add(share)
+        samples += 6 * 12
+        kept = json.loads(json.dumps(Ledger.total([ledger.part() for ledger in ledgers])))
+    data = Data(**kept["data"])
+    assert (data.shards, data.lanes, data.window) == ([[7, 3], [0, 1], [12, 1], [7, 1], [20, 1]], 4, 8)
+    assert Sums.read(kept) == derive(data, 0, samples)
+    assert Sums.read(kept) != derive(replace(data, shards=None), 0, samples)
 
 
 def test_the_hashes_never_change() -> None:
