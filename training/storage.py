@@ -85,14 +85,15 @@ class LocalFolder:
         """Write a new file in pieces and make its content durable."""
         path = self._path / name
         out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        sink = Sink(out)
         try:
-            sink = Sink(out)
             written = pour(chunks, sink.put)
             sink.finish()
             os.fsync(out)
         except OSError as error:  # a failing write carries no path of its own
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         finally:
+            sink.close()
             os.close(out)
         return written
 

@@ -22,6 +22,7 @@ def write(path: Path, pieces: list[bytes]) -> None:
     for piece in pieces:
         sink.put(memoryview(piece))
     sink.finish()
+    sink.close()
     os.close(descriptor)
 
 
@@ -66,3 +67,6 @@ def test_what_the_disk_says_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "x", [b"a"])
+    monkeypatch.setattr(directio, "BUFFER_BYTES", 8192)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "x", [bytes(30_000)])
