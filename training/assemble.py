@@ -68,9 +68,10 @@ def assemble(
     held_out = None if data.held_out is None else Loader(data.held_out, settings.data, device, dtype)
     model, optimizer = _open_model(task, settings, device, plan)
     _seed(_derived(settings.seed, ranks.rank))
-    stepper = Stepper(task, model, optimizer, settings, ranks, device)
     checkpoints = _open_checkpoints(settings.checkpoint, folder, ranks)
     found = checkpoints.newest()
+    order = found.extra.get("gradients", []) if found is not None else []
+    stepper = Stepper(task, model, optimizer, settings, ranks, device, order)
     if found is not None:
         check_same_data(data.slots, found)
         checkpoints.load(found, model, optimizer)

@@ -134,7 +134,7 @@ def save(job: Job, step: int, samples: int, wait: bool) -> None:
     Errors: those of `Checkpoints.begin` and `Checkpoints.finish`.
     """
     with job.watchdog.slow():
-        extra = {"health": job.health.state()}
+        extra = {"health": job.health.state(), "gradients": job.stepper.order}
         job.checkpoints.begin(step, samples, job.model, job.optimizer, job.config, job.ledger.part(), extra)
         job.pace.began(step)
         if wait or not job.config.train.checkpoint.behind:

@@ -13,6 +13,7 @@ A step whose loss or gradient is not finite changes nothing: all ranks see the s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,6 +25,7 @@ from .config import TrainConfig
 from .device import autocast
 from .errors import NotFinite, TrainingError
 from .finite import Gradients, KeptBuffers, gradient_fault, loss_fault, scale_and_check
+from .firststep import FirstStep
 from .loader import Step
 from .optim import set_lr
 from .ranks import Ranks
@@ -47,9 +49,17 @@ class Stepper:
         config: TrainConfig,
         ranks: Ranks,
         device: torch.device,
+        order: Sequence[str] = (),
     ) -> None:
+        """`order`: the `order` that the run's steps had before it was stopped."""
         self._unused_allowed = bool(getattr(task, "find_unused_parameters", False))
-        self._whole = Whole(task, model, device, self._unused_allowed)
+        self._whole = Whole(task, model, device, self._unused_allowed, order)
+        self.order = list(order)
+        """Names of the parameters as their gradients come, known after the first step.
+
+        After its first step, DDP lays its buckets out in this order, and from three ranks on the place of a gradient in
+        its bucket decides in which order the ranks' values are added. So a resumed run has to begin with it.
+        """
         self._optimizer, self._ranks, self._device = optimizer, ranks, device
         self._clip_norm = config.optim.clip_norm
         self._autocast = autocast(config.precision, device)
@@ -67,7 +77,7 @@ class Stepper:
         self._epsilon = torch.finfo(self._words.dtype).eps
         self._root: tuple[float, Tensor] | None = None
         self._late = Late(self._words) if device.type == "cuda" else None
-        self._checked = False
+        self._first: FirstStep | None = FirstStep(self._whole.trained)
         self._raises = config.health.not_finite == "stop"
         self._gradients = Gradients(buckets=ranks.world_size > 1)
         buffers = [] if self._raises else list(model.buffers())
@@ -119,10 +129,13 @@ class Stepper:
         alone = len(data.batches) == 1
         loss_sum = loss.detach() if alone else loss_sum + loss.detach()
         own = self._own.write(number, weight if alone else weight_sum + weight, stop, loss_sum)
+        if self._first is not None:
+            self._first.watch()
         # The words are a leaf: as a root of their own, their gradient is set without a node in the graph.
         torch.autograd.backward((loss, words), (root, own))
-        if not self._checked:
-            self._check_gradients()
+        if self._first is not None:
+            self._first.check(all_needed=not self._unused_allowed)
+            self.order, self._first = self._first.order, None
 
     def _loss(self, batch: Any) -> tuple[Tensor, Tensor | float, Tensor]:
         """The loss's sum and weight of a micro-batch, and the words."""
@@ -234,14 +247,3 @@ class Stepper:
         if self._raises:
             raise fault
         return fault
-
-    def _check_gradients(self) -> None:
-        """Once, in the first step: with a parameter left out, DDP would leave gradients of others unreduced."""
-        self._checked = True
-        named = self._whole.model.named_parameters()
-        missing = [name for name, p in named if p.requires_grad and p.grad is None]
-        if missing and not self._unused_allowed:
-            raise TrainingError(
-                f"the first step gave no gradient to {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}; "
-                "freeze them with requires_grad_(False), or set find_unused_parameters = True on the task's class"
-            )

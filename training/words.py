@@ -8,6 +8,7 @@ same step, at no further collective. The fourth is free for what is found about 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from .errors import NotFinite, TrainingError
 from .task import Task
 
+WORDS = "the words"
+"""Their name among the parameters' names."""
 WEIGHT, STOP, LOSS, BAD = 0, 1, 2, 3
 COUNT = 4
 
@@ -39,13 +42,23 @@ class Reading(NamedTuple):
 class Whole(nn.Module):
     """What DDP wraps: the model with its loss, and the words."""
 
-    def __init__(self, task: Task, model: nn.Module, device: torch.device, traced: bool) -> None:
+    def __init__(
+        self, task: Task, model: nn.Module, device: torch.device, traced: bool, order: Sequence[str] = ()
+    ) -> None:
+        """`order`: names as in `trained`, in which DDP is to take the parameters; of no effect if of another model."""
         super().__init__()
         self.model = model
         double = any(p.dtype == torch.float64 for p in model.parameters())
         # Sums above 2^24 samples lose their last bits in fp32, relatively no more than each gradient element does.
         # A type of its own would cost a second bucket, which is a second all-reduce.
-        self.words = nn.Parameter(torch.zeros(COUNT, dtype=torch.float64 if double else torch.float32, device=device))
+        words = nn.Parameter(torch.zeros(COUNT, dtype=torch.float64 if double else torch.float32, device=device))
+        known = {name: p for name, p in model.named_parameters() if p.requires_grad} | {WORDS: words}
+        if set(order) == set(known):
+            for place, name in enumerate(order):  # DDP takes a parameter where it comes first, and this module is first
+                self.register_parameter(f"p{place}", known[name])
+        self.words = words
+        self.trained = known
+        """By name, what gets a gradient: the model's parameters, and the words."""
         self._loss = task.loss
         self._traced = traced
 
