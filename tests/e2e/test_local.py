@@ -94,7 +94,6 @@ def test_a_user_with_a_training_and_a_launcher_folder_of_their_own(user: Path, l
         ("Exits", "rank 1 on {host}: SystemExit: 7"),
         ("ExitsWell", "rank 1 on {host}: SystemExit: 0"),
         ("Vanishes", "rank 1 on {host}: RankLost"),
-        ("AllVanish", "ended before any rank came to its end or said why"),
         ("Interrupted", "rank 1 on {host}: KeyboardInterrupt"),
         ("Nan", "NotFinite"),
     ],
@@ -106,6 +105,13 @@ def test_a_failing_rank_ends_the_run_and_is_named(user: Path, launch: Launch, ta
     run = _run_folder(user)
     assert json.loads((run / "attempts/0001/result.json").read_text())["cause"] == "failed"
     assert _processes_of(run) == []
+
+
+def test_a_single_rank_that_just_leaves_is_no_success(user: Path, launch: Launch) -> None:
+    done = launch(user, "spec.yaml", "train.task=tasks:AllVanish", "resources.tasks_per_node=1")
+    assert done.returncode == 5, done.stdout
+    assert "ended before any rank came to its end or said why" in done.stderr
+    assert json.loads((_run_folder(user) / "attempts/0001/result.json").read_text())["cause"] == "failed"
 
 
 def test_a_rank_leaves_though_its_clean_up_hangs(user: Path, launch: Launch) -> None:
