@@ -172,20 +172,26 @@ WAYS = {
 }
 
 
-def limits(state: State, folder: Path) -> dict[str, float]:
-    """Seconds of a plain copy into memory that is there, of one into fresh memory, and of a plain write with fsync."""
+def limits(state: State, folder: Path, ranks: Ranks) -> dict[str, float]:
+    """Seconds of a plain copy of each rank's part, all at once, into memory that is there, and into fresh memory; and
+    of a plain write of all by rank 0, with fsync."""
     tensors, buffers = state.tensors(), Buffers()
-    buffers.reserve(tensors)
+    part = {"part": dict(list(tensors.items())[ranks.rank :: ranks.world_size])}
+    buffers.reserve(part)
     warm = []
     for _ in range(4):
+        dist.barrier()
         began = time.perf_counter()
-        buffers.copy(tensors)
+        buffers.copy(part)
         warm.append(time.perf_counter() - began)
+    dist.barrier()
     began = time.perf_counter()
-    fresh = [tensor.clone() for tensor in tensors.values()]
+    fresh = [tensor.clone() for tensor in part["part"].values()]
     cold = time.perf_counter() - began
     del fresh
-    written = []
+    written: list[float] = []
+    if ranks.rank:
+        return {}
     for number in range(4):  # as a save does: a new file while the one before it is still there
         began = time.perf_counter()
         descriptor = os.open(folder / f"plain-{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -244,8 +250,8 @@ def main(way: str, folder: str, result: str, parameters: str) -> None:
     dist.barrier()
     if way != "limits":
         figures = measure(way, state, place, ranks)
-    elif ranks.rank == 0:
-        figures = limits(state, place)
+    else:
+        figures = limits(state, place, ranks)
     if ranks.rank == 0:
         Path(result).write_text(json.dumps({**figures, "bytes": state.bytes}))
     dist.barrier()

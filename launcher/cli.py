@@ -8,52 +8,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from .errors import BAD_SPEC, DONE, INTERRUPTED, LaunchError, UsageError
+from .usage import COMMANDS, HELP, Parser
 
 if TYPE_CHECKING:
     from . import specfile
     from .script import Submission
-
-_COMMANDS = ("check", "resume", "show", "verify")
-_HELP = """\
-usage: launch SPEC [key=value ...] [--dry-run] [--follow] [--profile NAME]
-       launch check SPEC [key=value ...] [--profile NAME]
-       launch show SPEC [key=value ...] [--profile NAME]
-       launch resume RUN [key=value ...] [--follow] [--change]
-       launch verify RUN [--deep]
-
-Launch a training job from a spec: on Slurm where sbatch is found, else on this machine.
-
-  SPEC            a YAML file, such as configs/ddp_2node.yaml (one named like a command: ./check)
-  key=value       override a value of the spec, such as train.optim.base_lr=2e-3 executor=local
-
-commands
-  check           read and validate a spec, print its arithmetic, submit nothing
-  show            print the resolved spec, and where each value came from
-  resume          go on with a run that ended (its folder, or its id below ./runs), from its newest checkpoint
-  verify          prove that a run (its folder, or its id below ./runs) is what its spec says
-
-options
-  --dry-run       print the exact script and each rank's environment; write and submit nothing
-  --follow        on Slurm: stay and show rank 0's output until the job ends
-  --profile NAME  a profile of $XDG_CONFIG_HOME/ddp-launcher/config.yaml
-  --change        for resume: also where a key=value changes what the run's steps hang on
-  --deep          for verify: also train the run's last interval again, and compare bit for bit
-  --version       print the version
-  -h, --help      print this
-
-exit codes
-  0 done   2 bad spec or usage   3 rejected by the scheduler   4 scheduler not reachable
-  5 the job failed, or verify found something wrong
-  130 interrupted   143 stopped on a signal
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see launch --help")
 
 
 def main(arguments: list[str]) -> int:
@@ -89,21 +51,23 @@ def _mend_streams() -> None:
 
 def _run(arguments: list[str]) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(_HELP, end="")
+        print(HELP, end="")
         return DONE if arguments else BAD_SPEC
     if arguments[0] == "--version":
         from importlib.metadata import version
 
         print(f"ddp-launcher {version('ddp-launcher')}")
         return DONE
-    command = arguments[0] if arguments[0] in _COMMANDS else "launch"
+    command = arguments[0] if arguments[0] in COMMANDS else "launch"
     if command == "launch":
         _refuse_misspelt_command(arguments[0])
     if command == "verify":
         return _verify(arguments[1:])
     if command == "resume":
         return _resume(arguments[1:])
-    options = _parse(arguments[1:] if command in _COMMANDS else arguments)
+    if command == "drill":
+        return _drill(arguments[1:])
+    options = _parse(arguments[1:] if command in COMMANDS else arguments)
     if command != "launch" and (options.dry_run or options.follow):
         raise UsageError(f"{'--dry-run' if options.dry_run else '--follow'} is not for launch {command}")
     if command == "check":
@@ -117,18 +81,23 @@ def _refuse_misspelt_command(word: str) -> None:
     """`launch chek spec.yaml` is no spec named chek."""
     import difflib
 
-    close = difflib.get_close_matches(word, _COMMANDS, n=1)
+    close = difflib.get_close_matches(word, COMMANDS, n=1)
     if close and not Path(word).exists():
         raise UsageError(f"{word!r} is neither a command nor a file; did you mean {close[0]!r}?")
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = _Parser(prog="launch", add_help=False, allow_abbrev=False)
+    parser = Parser("launch")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--follow", action="store_true")
+    return _parse_spec(parser, arguments)
+
+
+def _parse_spec(parser: Parser, arguments: list[str]) -> argparse.Namespace:
+    """Add SPEC, key=value and --profile, and parse."""
     parser.add_argument("spec", metavar="SPEC", nargs="?")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--profile")
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--follow", action="store_true")
     options = parser.parse_intermixed_args(arguments)
     if options.spec is None:
         raise UsageError("the SPEC is missing: give a YAML file; see launch --help")
@@ -156,13 +125,25 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _verify(arguments: list[str]) -> int:
-    parser = _Parser(prog="launch verify", add_help=False, allow_abbrev=False)
+    parser = Parser("launch verify")
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("--deep", action="store_true")
     options = parser.parse_args(arguments)
     from . import verify
 
     return verify.verify(options.run, options.deep)
+
+
+def _drill(arguments: list[str]) -> int:
+    parser = Parser("launch drill")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--keep", action="store_true")
+    options = _parse_spec(parser, arguments)
+    from . import drill
+
+    return drill.drill(drill.Asked(**vars(options)))
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -183,7 +164,7 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _resume(arguments: list[str]) -> int:
-    parser = _Parser(prog="launch resume", add_help=False, allow_abbrev=False)
+    parser = Parser("launch resume")
     parser.add_argument("run", metavar="RUN")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--follow", action="store_true")

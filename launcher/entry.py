@@ -1,4 +1,5 @@
-"""What runs on a node: `ddp_launcher.py rank | host | finish ...`, called by srun, submitit and the batch script."""
+"""What starts by our own file: `ddp_launcher.py rank | host | finish ...`, called by srun, submitit and the batch
+script on a node; and `ddp_launcher.py launch ...`, the command itself, for a `launch` that starts another."""
 
 from __future__ import annotations
 
@@ -24,5 +25,9 @@ def main(arguments: list[str]) -> int:
             from . import finish
 
             return finish.main(rest, os.environ)
-    print(f"launch: {arguments!r} is no entry of a node", file=sys.stderr)
+        case ["launch", *rest]:
+            from .cli import main as launch
+
+            return launch(rest)
+    print(f"launch: {arguments!r} is no entry of ours", file=sys.stderr)
     return BAD_SPEC

@@ -14,14 +14,19 @@ from typing import Any, Literal
 from training.runfolder import AttemptFolder, RunFolder, append_json, read_json, write_json
 
 from . import restart
-from .errors import BAD_SPEC, DONE, JOB_FAILED, TERMINATED
+from .errors import BAD_SPEC, DO_NOT_RESTART, DONE, JOB_FAILED, TERMINATED
 
+Cause = Literal["done", "stopped", "failed", "hang", "killed", "superseded"]
+"""stopped: cleanly, because it was asked to; hang: nothing moved, which its ranks noticed themselves; killed: with its
+host process or batch script, before it could say; superseded: a newer attempt had begun while it still ran."""
 _ECHO = re.compile(
     r"connection (closed|reset|refused)|broken pipe|timed out|remote process exited|nccl communicator was aborted"
     r"|unhandled system error|socketstatus|store->get",
     re.IGNORECASE,
 )
 """How torch words the loss of a peer in a collective."""
+_CAUSES: dict[str, Cause] = {"Hang": "hang", "Superseded": "superseded"}
+"""Of failures that are a cause of their own, by the failure's name."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,9 @@ class Verdict:
     """How an attempt ended."""
 
     attempt: int
-    cause: Literal["done", "stopped", "failed", "hang", "killed"]
-    """stopped: cleanly, because it was asked to; hang: nothing moved, which its ranks noticed themselves; killed: with
-    its host process or batch script, before it could say."""
+    cause: Cause
     exit_code: int
-    """0, 143 after a clean stop, 2 for a fault of the user's configuration, else 5."""
+    """0, 143 after a clean stop, 2 for a fault of the user's configuration, 93 when it was superseded, else 5."""
     rank: int | None = None
     """The rank that failed first, with its host and exception."""
     host: str | None = None
@@ -48,6 +51,8 @@ class Verdict:
             return [f"attempt {self.attempt} was killed before it could say why"]
         if self.cause == "stopped":
             return [f"attempt {self.attempt} stopped, as it was asked to: {self.text}"]
+        if self.cause == "superseded":
+            return [f"attempt {self.attempt} gave way: {self.text}"]
         if self.rank is None:
             return [f"attempt {self.attempt} ended before any rank came to its end or said why; see {self.log}"]
         first, *rest = (self.text or "").splitlines() or [""]
@@ -101,7 +106,12 @@ def _how_it_stopped(attempt: AttemptFolder) -> str:
 def _write(
     folder: RunFolder, attempt: AttemptFolder, verdict: Verdict, *, started: float, end: float, job: str, nodes: str
 ) -> None:
-    """Trouble is said, and the verdict stands all the same: the disk may be full."""
+    """Trouble is said, and the verdict stands all the same: the disk may be full.
+
+    An attempt that a newer one took for dead has its verdict already, and keeps it.
+    """
+    if attempt.result.exists():
+        return
     try:
         _record(folder, attempt, verdict, started=started, end=end, job=job, nodes=nodes)
     except OSError as error:
@@ -139,7 +149,9 @@ def judge(folder: RunFolder, attempt: AttemptFolder, code: int) -> Verdict:
     first = _root_cause(failures)
     exit_code = BAD_SPEC if first["exit_code"] == BAD_SPEC and first["exception"] == "ConfigError" else JOB_FAILED
     log = attempt.rank_log(int(first["rank"]))
-    cause: Literal["hang", "failed"] = "hang" if first["exception"] == "Hang" else "failed"
+    cause = _CAUSES.get(first["exception"], "failed")
+    if cause == "superseded":
+        exit_code = DO_NOT_RESTART
     if cause == "hang" and attempt.stacks(int(first["rank"])).exists():
         log = attempt.stacks(int(first["rank"]))
     return Verdict(attempt.number, cause, exit_code, first["rank"], first["host"], first["text"], str(log))

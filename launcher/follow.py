@@ -57,7 +57,7 @@ class Interrupts:
     def pass_on(self, started: Started, screen: Screen) -> None:
         """SIGTERM to the host for the first, SIGQUIT for the second."""
         if self._host is None:
-            attempt = started.folder.last_attempt(started.after)
+            attempt = started.attempt()
             self._host = read_host_pid(attempt) if attempt else None
         if self._host is None or self._passed_on >= min(self._asked, 2):
             return
@@ -86,7 +86,7 @@ def follow_local(started: Started, screen: Screen, asked: Interrupts) -> int:
         return process.poll() is not None and not asked.host_is_running()
 
     _show_until(started, ended, screen)
-    attempt = folder.last_attempt(started.after) if folder.path.exists() else None
+    attempt = started.attempt() if folder.path.exists() else None
     if attempt is None:
         _print_controller_log(folder)
         return asked.exit_code or JOB_FAILED
@@ -114,10 +114,10 @@ def follow_slurm(started: Started, screen: Screen) -> int:
         tell(f"\nlaunch: job {job_id} goes on; scancel {job_id} ends it")
         return INTERRUPTED
     deadline = time.monotonic() + VERDICT_WAIT_S
-    attempt = folder.last_attempt(started.after)
+    attempt = started.attempt()
     while (verdict := _verdict(attempt)) is None and watch.state != "CANCELLED" and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        attempt = folder.last_attempt(started.after)
+        attempt = started.attempt()
     if verdict is None and watch.state == "CANCELLED":
         tell(f"launch: job {job_id} was cancelled")
         return TERMINATED
@@ -166,7 +166,7 @@ def _show_until(started: Started, ended: Callable[[], bool], screen: Screen) -> 
     over = False
     while not over:
         over = ended()
-        attempt = started.folder.last_attempt(started.after)
+        attempt = started.attempt()
         if attempt is not None and (tail is None or tail.path != attempt.rank_log(0)):
             tail = Tail(attempt.rank_log(0))
         for line in tail.lines() if tail else []:

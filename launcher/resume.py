@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from training.runfolder import RunFolder, append_json, read_json, write_json
+from training.schedule import batch_plan
 
 from . import slurm, specfile
 from .errors import LaunchError, SpecError, UsageError
@@ -36,6 +37,7 @@ _FIXED = frozenset(
         "train.optim",
         "train.schedule",
         "train.precision",
+        "train.reproducible",
         "train.data.shuffle",
         "train.data.last",
         "train.data.lanes",
@@ -50,21 +52,22 @@ where and with how many ranks it runs."""
 def prepare(run: RunFolder, overrides: list[str], change: bool) -> tuple[Resolved, Submission]:
     """Make a run folder ready for another attempt, with `overrides` in its spec.
 
-    Errors: SpecError for overrides that are wrong; UsageError when they change what the run's steps hang on and
-    `change` is not set; LaunchError while an attempt still runs.
+    Errors: SpecError for overrides that are wrong; UsageError when they change the global batch, or what else the run's
+    steps hang on and `change` is not set; LaunchError while an attempt still runs.
     """
     refuse_running(run)
     before = yaml.safe_load(run.spec.read_text(encoding="utf-8"))
-    whole = _global_batch(run)
+    whole = _global_batch(run, overrides)
     resolved = _resolve(run, overrides, whole)
-    if whole is not None and (keeps := _kept_per_rank(before, resolved)):
+    keeps = _kept_per_rank(before, resolved) if whole is not None else []
+    if keeps:
         resolved = _resolve(run, [*overrides, *keeps], whole)
+    if whole is not None:
+        _refuse_other_batch(run, resolved, whole)
     attempt = run.last_attempt()
     changed = dict(_differences(before, resolved.plain(), ""))
     kept = {keep.partition("=")[0] for keep in keeps}
-    fixed = [
-        path for path in changed if path not in kept and any(path == f or path.startswith(f"{f}.") for f in _FIXED)
-    ]
+    fixed = [path for path in changed if path not in kept and _is_fixed(path, resolved)]
     if fixed and not change:
         raise UsageError(
             f"{run.run_id}: {', '.join(f'{path}: {changed[path]}' for path in fixed)}: its steps up to now were made "
@@ -83,8 +86,23 @@ def prepare(run: RunFolder, overrides: list[str], change: bool) -> tuple[Resolve
     return resolved, Submission(run, token, Path(identity["workdir"]), attempt.number if attempt is not None else 0)
 
 
-def _is_fixed(path: str) -> bool:
+def _is_fixed(path: str, resolved: Resolved) -> bool:
+    train = resolved.spec.train
+    if path == "train.batch.per_rank" and train is not None and train.reproducible:
+        return True  # the micro-batches are what a step's bits hang on
     return any(path == fixed or path.startswith(f"{fixed}.") for fixed in _FIXED)
+
+
+def _refuse_other_batch(run: RunFolder, resolved: Resolved, whole: int) -> None:
+    """Errors: UsageError for a global batch other than the newest checkpoint's."""
+    assert resolved.spec.train is not None
+    resources = resolved.spec.resources
+    size = batch_plan(resolved.spec.train.batch, resources.nodes * resources.tasks_per_node).global_size
+    if size != whole:
+        raise UsageError(
+            f"{run.run_id}: train.batch: its steps up to now had a global batch of {whole}, this would be one of "
+            f"{size}; leave train.batch out, or launch a new run, with train.init_from for its weights"
+        )
 
 
 def refuse_running(run: RunFolder) -> None:
@@ -113,8 +131,11 @@ def _kept_per_rank(before: dict[str, Any], resolved: Resolved) -> list[str]:
     return [f"train.batch.per_rank={given}"]
 
 
-def _global_batch(run: RunFolder) -> int | None:
-    """Samples in a step of the newest checkpoint; None where there is none that can be read."""
+def _global_batch(run: RunFolder, overrides: list[str]) -> int | None:
+    """Samples in a step: of the newest checkpoint, or where there is none yet, what the spec made them.
+
+    None for a command, and where nothing is saved yet and the batch is set anew.
+    """
     spec = load_spec(run)
     if spec.train is None:
         return None
@@ -123,17 +144,21 @@ def _global_batch(run: RunFolder) -> int | None:
         if name.startswith("step-"):
             with suppress(OSError, ValueError, KeyError):
                 return int(checkpoints.parse(folder, name).ledger["data"]["global_size"])
-    return None
+    if any(override.startswith("train.batch") for override in overrides):
+        return None
+    return batch_plan(spec.train.batch, spec.resources.nodes * spec.resources.tasks_per_node).global_size
 
 
 def _resolve(run: RunFolder, overrides: list[str], whole: int | None) -> Resolved:
     """The run's spec with overrides. What stands in it is resolved already: a `${` in it is text.
 
-    The global batch, where it is known, takes the place of what the spec says of the batch.
+    The global batch, where it is known, takes the place of what the spec says of the batch; of a reproducible run the
+    micro-batches stay too.
     """
     values = _escaped(yaml.safe_load(run.spec.read_text(encoding="utf-8")))
     if whole is not None:
-        values["train"]["batch"] = {"per_rank": None, "global": whole, "accumulate": None}
+        size = values["train"]["batch"]["per_rank"] if values["train"].get("reproducible") else None
+        values["train"]["batch"] = {"per_rank": size, "global": whole, "accumulate": None}
     source = run.source.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.yaml"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from training.runfolder import RunFolder, write_json
+from training.runfolder import AttemptFolder, RunFolder, write_json
 
 from . import slurm
 from .errors import LaunchError, SubmissionError
@@ -38,6 +38,12 @@ class Started:
     after: int = 0
     """Attempts up to this number are earlier ones."""
 
+    def attempt(self) -> AttemptFolder | None:
+        """The attempt to show, once there is one: here the one that was started; of a job, which Slurm may start again,
+        the newest."""
+        numbers = self.folder.attempt_numbers(self.after)
+        return self.folder.attempt(numbers[0 if self.executor == "local" else -1]) if numbers else None
+
 
 def choose_executor(spec: JobSpec) -> Literal["slurm", "local"]:
     """`auto` is Slurm where sbatch is found, else this machine."""
@@ -59,7 +65,7 @@ def prepare(resolved: Resolved, workdir: Path) -> Submission:
     """
     runs = (workdir / resolved.spec.runs).resolve()
     try:
-        folder = _new_folder(runs, resolved.spec.name)
+        folder = new_folder(runs, resolved.spec.name)
         for inner in (folder.attempts, folder.submitit):
             inner.mkdir(mode=0o700)
         token = secrets.token_hex(8)
@@ -68,9 +74,7 @@ def prepare(resolved: Resolved, workdir: Path) -> Submission:
         write_json(folder.overrides, resolved.overrides)
         write_json(folder.run_json, _identity(folder, resolved, workdir, token))
     except OSError as error:
-        raise LaunchError(
-            f"{runs}: the run folder cannot be made: {error.strerror}; give a folder that you may write with runs=PATH"
-        ) from None
+        raise _cannot_make(runs, error) from None
     return Submission(folder, token, workdir)
 
 
@@ -112,15 +116,25 @@ def check_slurm(executor: str) -> None:
         raise SubmissionError("executor: slurm, but sbatch is not on PATH; use a login node, or executor=local")
 
 
-def _new_folder(runs: Path, name: str) -> RunFolder:
-    runs.mkdir(parents=True, exist_ok=True)
-    while True:
-        folder = runs / f"{name}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
-        try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            continue
-        return RunFolder(folder)
+def new_folder(runs: Path, name: str) -> RunFolder:
+    """An empty folder `NAME-XXXX` among the runs. Errors: LaunchError when it cannot be made."""
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = runs / f"{name}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}"
+            try:
+                folder.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            return RunFolder(folder)
+    except OSError as error:
+        raise _cannot_make(runs, error) from None
+
+
+def _cannot_make(runs: Path, error: OSError) -> LaunchError:
+    return LaunchError(
+        f"{runs}: the run folder cannot be made: {error.strerror}; give a folder that you may write with runs=PATH"
+    )
 
 
 def _identity(folder: RunFolder, resolved: Resolved, workdir: Path, token: str) -> dict[str, object]:

@@ -25,6 +25,7 @@ SHARED = {
     "ledger",
     "order",
     "storage",
+    "rehearsal",
 }
 """Modules of `training` that the launcher may import anywhere: free of torch, as the last test shows."""
 OWNERS = {

@@ -6,6 +6,7 @@ import hashlib
 import random
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,14 +69,14 @@ def assemble(
     held_out = None if data.held_out is None else Loader(data.held_out, settings.data, device, dtype)
     model, optimizer = _open_model(task, settings, device, plan)
     _seed(_derived(settings.seed, ranks.rank))
-    checkpoints = _open_checkpoints(settings.checkpoint, folder, ranks)
+    checkpoints = _open_checkpoints(settings.checkpoint, folder, ranks, attempt)
     found = checkpoints.newest()
     order = found.extra.get("gradients", []) if found is not None else []
     stepper = Stepper(task, model, optimizer, settings, ranks, device, order)
     if found is not None:
         check_same_data(data.slots, found)
         checkpoints.load(found, model, optimizer)
-    metrics = _open_metrics(config, folder, ranks, attempt, data)
+    metrics = _open_metrics(config, folder, ranks, attempt, data, stop)
     progress = Progress(data.total_steps, sys.stdout) if ranks.rank == 0 else None
     if found is None and settings.init_from is not None:
         begun = init_from(settings.init_from, model, ranks)
@@ -108,24 +109,27 @@ def _open_ledger(found: Found | None, slots: Slots) -> Ledger:
     return Ledger.start(slots) if found is None else Ledger.resume(found.ledger, slots, found.step, found.samples)
 
 
-def _open_checkpoints(settings: CheckpointConfig, folder: RunFolder, ranks: Ranks) -> Checkpoints:
+def _open_checkpoints(settings: CheckpointConfig, folder: RunFolder, ranks: Ranks, attempt: int) -> Checkpoints:
     keep = Keep(settings.keep_last, settings.keep_every, settings.keep_best is not None)
     pauses = tuple(2.0 * 2**number for number in range(settings.retries))
     strict = settings.on_failure == "stop"
-    checkpoints = Checkpoints(settings.folder or str(folder.checkpoints), keep, ranks, pauses, strict)
+    newer = partial(folder.newer_attempt, attempt)
+    checkpoints = Checkpoints(settings.folder or str(folder.checkpoints), keep, ranks, pauses, strict, newer)
     if ranks.rank == 0 and settings.keep_best is not None:
         for record in records(folder.metrics, "eval"):
             checkpoints.score(int(record["step"]), score(settings.keep_best, record))
     return checkpoints
 
 
-def _open_metrics(config: RunConfig, folder: RunFolder, ranks: Ranks, attempt: int, data: _Data) -> Metrics:
+def _open_metrics(
+    config: RunConfig, folder: RunFolder, ranks: Ranks, attempt: int, data: _Data, stop: StopFlag
+) -> Metrics:
     sink = None
     if ranks.rank == 0:
         size = data.slots.plan.global_size
         facts = {"world_size": ranks.world_size, "global_batch_size": size, "total_steps": data.total_steps}
         sink = open_sink(config, folder, attempt, facts)
-    return Metrics(folder, ranks, attempt, [sink] if sink is not None else [])
+    return Metrics(folder, ranks, attempt, [sink] if sink is not None else [], stop.ask)
 
 
 def check_same_data(slots: Slots, found: Found) -> None:
@@ -160,6 +164,7 @@ def _open_data(task: Task, settings: TrainConfig, plan: BatchPlan, ranks: Ranks)
         plan,
         ranks.rank,
         settings.data.last == "drop",
+        filled=settings.reproducible,
     )
     if not slots.epoch_samples:
         raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Any
 import xxhash
 
 _CHUNK_BYTES = 16 * 1024 * 1024
+_READ_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ def digest_of(content: bytes) -> str:
     return str(xxhash.xxh3_128_hexdigest(content))
 
 
-def digest_of_file(read: Callable[[int], bytes]) -> str:
-    """The same for what `read` gives, up to its end."""
-    total = xxhash.xxh3_128()
-    while piece := read(_CHUNK_BYTES):
-        total.update(piece)
+def digest_of_file(read_into: Callable[[memoryview], int | None]) -> str:
+    """The same for what `read_into` puts into memory, up to its end."""
+    total, memory = xxhash.xxh3_128(), memoryview(bytearray(_READ_BYTES))
+    while count := read_into(memory):
+        total.update(memory[:count])
     return str(total.hexdigest())
 
 

@@ -18,25 +18,25 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .agree import reason, together
-from .buffers import Buffers
+from .buffers import Buffers, Files
 from .config import RunConfig
-from .errors import CheckpointError, NotFinite
+from .errors import CheckpointError
 from .finite import Watched
 from .manifest import Found
 from .ranks import Ranks
 from .reading import read, verified
-from .saving import Content, Saved, Writer, shares
+from .saving import Content, Copied, Saved, Writer, shares
 from .shelf import Keep, Shelf, say
 from .snapshot import Snapshot, capture, capture_rng, restore, restore_rng
 from .storage import open_folder
-from .tensorfile import check_storable
 
 T = TypeVar("T")
 
@@ -49,10 +49,17 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: str, keep: Keep, ranks: Ranks, pauses_s: tuple[float, ...] = (), strict: bool = False
+        self,
+        folder: str,
+        keep: Keep,
+        ranks: Ranks,
+        pauses_s: tuple[float, ...] = (),
+        strict: bool = False,
+        newer: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`pauses_s`: how long to wait before each further try of a write that failed. `strict`: `begin` raises what
-        was wrong with the save before it.
+        was wrong with the save before it. `newer`: the number of a newer attempt, once there is one, asked on rank 0:
+        nothing is published from then on.
 
         Errors: CheckpointError when keep.last is below 1 or the URL cannot be opened.
         """
@@ -65,7 +72,7 @@ class Checkpoints:
         self._ranks, self._strict = ranks, strict
         self._shelf = Shelf(self._folder, keep)
         self._buffers = Buffers()
-        self._writer = Writer(self._folder, self._shelf, ranks, self._buffers, pauses_s)
+        self.writer = Writer(self._folder, self._shelf, ranks, self._buffers, pauses_s, newer)
         self._thread: threading.Thread | None = None
         self._under_way: Saved | None = None
         self._ended: list[Saved] = []
@@ -103,8 +110,8 @@ class Checkpoints:
     def reserve(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Make room for copies ahead of the first save, in the background."""
         if self._thread is None:
-            tensors = _named(self._share(model, optimizer))
-            self._thread = threading.Thread(target=self._buffers.reserve, args=(tensors,), daemon=True)
+            files = self._files(self._share(model, optimizer))
+            self._thread = threading.Thread(target=self._reserve, args=(files,), daemon=True)
             self._thread.start()
 
     def begin(
@@ -121,28 +128,28 @@ class Checkpoints:
 
         It waits for the save before it, if that is still under way. `ledger` is this rank's part of the ledger, `extra`
         further state of the loop, alike on all ranks; both JSON. How it went: `poll`. Errors: NotFinite when the state
-        of the save before was spoiled; with `strict`, whatever was wrong with that.
+        of the save before was spoiled, Superseded when a newer attempt had begun; with `strict`, whatever was wrong.
         """
         began = time.perf_counter()
         self._wait()
-        if self._last is not None and (self._strict or isinstance(self._last.error, NotFinite)):
+        if self._last is not None and (self._strict or self._last.final):
             self.finish()
-        if self._ranks.world_size > 1 and self._writer.group is None:
-            self._writer.group = dist.new_group(backend="gloo")  # its collectives run beside those of the steps
+        if self._ranks.world_size > 1 and self.writer.group is None:
+            self.writer.group = dist.new_group(backend="gloo")  # its collectives run beside those of the steps
         content: Content | CheckpointError
         try:
-            content = self._copied(step, samples, model, optimizer, config, ledger or {}, extra or {})
+            content = Content(step, samples, self._copied(model, optimizer), config, ledger or {}, extra or {})
         except Exception as error:  # noqa: BLE001 - raised on all ranks, by the writers, which expect each other
             content = CheckpointError(reason(error))
         self._under_way = saved = Saved(step, samples, time.perf_counter() - began)
-        self._thread = threading.Thread(target=self._writer.run, args=(content, saved), daemon=True)
+        self._thread = threading.Thread(target=self.writer.run, args=(content, saved), daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
         """Wait for the save that is under way. When it returns, that checkpoint is durable and old ones are gone.
 
-        Errors: CheckpointError naming path and reason, NotFinite when the state was spoiled; older checkpoints are
-        intact then.
+        Errors: CheckpointError naming path and reason, NotFinite when the state was spoiled, Superseded when a newer
+        attempt has begun; older checkpoints are intact then.
         """
         self._wait()
         if self._last is not None and self._last.error is not None:
@@ -160,18 +167,9 @@ class Checkpoints:
         ended, self._ended = self._ended, []
         return ended
 
-    def save(
-        self,
-        step: int,
-        samples: int,
-        model: nn.Module,
-        optimizer: Optimizer,
-        config: RunConfig,
-        ledger: dict[str, Any] | None = None,
-        extra: dict[str, Any] | None = None,
-    ) -> None:
+    def save(self, step: int, samples: int, model: nn.Module, optimizer: Optimizer, config: RunConfig) -> None:
         """`begin` and `finish`. A good checkpoint of the same step and samples is left as it is."""
-        self.begin(step, samples, model, optimizer, config, ledger, extra)
+        self.begin(step, samples, model, optimizer, config)
         self.finish()
 
     def _wait(self) -> None:
@@ -187,44 +185,33 @@ class Checkpoints:
         alike = {name for name, _ in model.named_parameters()}
         return shares(capture(model, optimizer), alike, self._ranks.world_size)[self._ranks.rank]
 
-    def _copied(
-        self,
-        step: int,
-        samples: int,
-        model: nn.Module,
-        optimizer: Optimizer,
-        config: RunConfig,
-        ledger: dict[str, Any],
-        extra: dict[str, Any],
-    ) -> Content:
+    def _files(self, share: Snapshot) -> Files:
+        parts = (("model", share.model), ("optimizer", share.optimizer))
+        rank = self._ranks.rank
+        return {f"{kind}-{rank:05d}.safetensors": part for kind, part in parts if part or rank == 0}
+
+    def _reserve(self, files: Files) -> None:
+        with suppress(CheckpointError):  # `begin` will say it
+            self._buffers.reserve(files)
+
+    def _copied(self, model: nn.Module, optimizer: Optimizer) -> Copied:
         rank = self._ranks.rank
         share = self._share(model, optimizer)
-        named = _named(share)
-        check_storable(named)
-        copies = self._buffers.copy(named)
-        tensors = {
-            f"{kind}-{rank:05d}.safetensors": {name: copies[f"{kind}/{name}"] for name in part}
-            for kind, part in (("model", share.model), ("optimizer", share.optimizer))
-            if part or rank == 0
-        }
+        images = self._buffers.copy(self._files(share))
         texts = {_rng(rank): json.dumps(capture_rng()).encode()}
         if rank == 0:
             texts["state.json"] = json.dumps(share.plain, indent=1).encode()
-        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        buffers = set(share.model) - {name for name, _ in model.named_parameters()}
+        trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        copies = {file.partition("-")[0]: image.tensors for file, image in images.items()}
         watched = Watched(
-            {name: copies[f"model/{name}"] for name in share.model if name in trained}
-            | {f"the optimizer's {name}": copies[f"optimizer/{name}"] for name in share.optimizer},
-            {name: copies[f"model/{name}"] for name in buffers},
+            {name: copies["model"][name] for name in share.model if trains.get(name, False)}
+            | {f"the optimizer's {name}": copies["optimizer"][name] for name in share.optimizer},
+            {name: copies["model"][name] for name in share.model if name not in trains},
         )
-        return Content(step, samples, tensors, texts, config, ledger, extra, watched)
+        return Copied(images, texts, watched)
 
     def _together(self, failed: str, work: Callable[[], T], everyone: bool = False) -> list[T]:
         return together(self._ranks, failed, work, everyone)
-
-
-def _named(share: Snapshot) -> dict[str, Tensor]:
-    return {f"model/{k}": v for k, v in share.model.items()} | {f"optimizer/{k}": v for k, v in share.optimizer.items()}
 
 
 def _rng(rank: int) -> str:

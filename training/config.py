@@ -130,9 +130,8 @@ class HealthConfig:
     """What is watched while a run trains, and what follows when it is not well."""
 
     not_finite: Literal["stop", "skip", "rollback"] = "stop"
-    """A loss or gradient that is no finite number. stop: the run ends with an error that names the step and the rank;
-    skip: the step changes nothing, its batch counts as consumed; rollback: the state of an older checkpoint comes
-    back, the batches since then count as consumed."""
+    """A loss or gradient that is not finite. stop: the run ends with an error that names the step and the rank; skip:
+    the step changes nothing; rollback: an older checkpoint's state comes back; both: batches count as consumed."""
     rollback_steps: int = 1
     """For rollback: the checkpoint is at least this many steps older than the bad step."""
     max_skips: int = 10
@@ -140,8 +139,7 @@ class HealthConfig:
     replica_every_steps: int | None = 1000
     """Steps between comparisons of the ranks' parameters, bit for bit; null: never."""
     hang_timeout_s: int | None = 600
-    """Seconds without a step or another sign of life until the run counts as hanging; null: never. Three times as long
-    until the first step is done, and in a save."""
+    """Seconds without a sign of life until a run counts as hanging; null: never. In the first step and a save: x 3."""
 
 
 @dataclass
@@ -164,6 +162,8 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """fp32; bf16: autocast, parameters stay fp32; fp64: for numerical proofs."""
+    reproducible: bool = False
+    """The same bits at every number of ranks, by adding up the micro-batches (`batch.per_rank`) in a fixed order."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     data: DataConfig = field(default_factory=DataConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

@@ -6,7 +6,8 @@ TrainingError
 ├── DataError         data is missing or empty
 ├── CheckpointError   a checkpoint cannot be written, or none that is needed can be read
 ├── NotFinite         the loss or a gradient was not a number; names the step and the rank
-└── ReplicaError      ranks hold different parameters; names them and their hosts
+├── ReplicaError      ranks hold different parameters; names them and their hosts
+└── Superseded        a newer attempt of the run has begun, so this one may write nothing more
 """
 
 from __future__ import annotations
@@ -56,3 +57,14 @@ class NotFinite(TrainingError):
 
 class ReplicaError(TrainingError):
     """Ranks whose parameters differ, which data parallel training rules out."""
+
+
+class Superseded(TrainingError):
+    """A newer attempt of the run has begun: from then on it alone writes what both would write."""
+
+    def __init__(self, newer: int) -> None:
+        super().__init__(newer)
+        self.newer = newer
+
+    def __str__(self) -> str:
+        return f"attempt {self.newer} of this run has begun, so this older one saves nothing and ends"

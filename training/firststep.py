@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,7 +40,12 @@ class FirstStep:
         gradients: dict[str, Tensor | None] = {name: p.grad for name, p in self._trained.items()}
         missing = [name for name, gradient in gradients.items() if gradient is None]
         if missing and all_needed:
-            raise TrainingError(
-                f"the first step gave no gradient to {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}; "
-                "freeze them with requires_grad_(False), or set find_unused_parameters = True on the task's class"
-            )
+            raise left_out("the first step", missing)
+
+
+def left_out(step: str, names: Sequence[str]) -> TrainingError:
+    """The error for parameters to which a step gave no gradient."""
+    return TrainingError(
+        f"{step} gave no gradient to {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}; "
+        "freeze them with requires_grad_(False), or set find_unused_parameters = True on the task's class"
+    )

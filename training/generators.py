@@ -42,6 +42,15 @@ def default_generators() -> list[Generator]:
     return [_Torch(), _Python(), _Numpy()]
 
 
+def seed_all(key: int) -> None:
+    """Seed these, and that of the current CUDA device if one is in use, with a number of 63 bits."""
+    torch.default_generator.manual_seed(key)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed(key)
+    random.seed(key)
+    np.random.seed(key % 2**32)
+
+
 class _Torch:
     name = "torch"
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +10,7 @@ import torch
 
 from .checkpoint import Checkpoints
 from .config import RunConfig
-from .errors import ConfigError, NotFinite
+from .errors import ConfigError
 from .evaluate import evaluate
 from .health import Health
 from .ledger import Ledger
@@ -23,12 +21,12 @@ from .pace import Pace
 from .progress import Progress
 from .ranks import Ranks
 from .replicas import Replicas
+from .report import Report
 from .schedule import lr_at, scaled_lr
 from .step import Stepper
 from .stop import StopFlag, agreed
 from .task import Task
 from .watchdog import Watchdog
-from .words import Reading
 
 
 @dataclass
@@ -82,7 +80,7 @@ def train(job: Job, step: int, samples: int) -> Outcome:
     """
     config, total = job.config.train, job.total_steps
     peak = scaled_lr(config.optim, job.slots.plan.global_size)
-    report, at_once = Report(job, samples), job.health.at_once
+    report, at_once = Report(job, step, samples), job.health.at_once
     results: dict[str, float] = {}
     stopping = agreed(job.stop)
     if stopping:
@@ -109,6 +107,7 @@ def train(job: Job, step: int, samples: int) -> Outcome:
             with report.paused():
                 save(job, step, samples, wait=last or stopping)
                 stopping = agreed(job.stop) or stopping
+            report.began_save(step)
         if evaluation_due and not stopping:
             with report.paused():
                 measured = run_evaluation(job, step, samples)
@@ -119,12 +118,12 @@ def train(job: Job, step: int, samples: int) -> Outcome:
             results = measured or results
         if step == first and job.pace.periodic:
             job.checkpoints.reserve(job.model, job.optimizer)
-        report.saves()
+        report.saves(step)
         job.watchdog.beat()
         if stopping:
             break
     job.checkpoints.finish()
-    report.saves()
+    report.saves(step)
     return Outcome("stopped" if stopping else "done", step, samples, results, job.stop.reason if stopping else "")
 
 
@@ -147,7 +146,15 @@ def run_evaluation(job: Job, step: int, samples: int) -> dict[str, float] | None
         return {}
     config = job.config.train
     results = evaluate(
-        job.task, job.model, job.held_out, config.eval.per_rank, config.precision, job.ranks, job.stop, job.watchdog
+        job.task,
+        job.model,
+        job.held_out,
+        config.eval.per_rank,
+        config.precision,
+        job.ranks,
+        job.stop,
+        job.watchdog,
+        config.reproducible,
     )
     if results is not None:
         job.metrics.write({**results, "step": step, "samples": samples, "kind": "eval"})
@@ -170,62 +177,6 @@ def score(metric: str, results: Mapping[str, float]) -> float:
             f"train.checkpoint.keep_best: {metric}: the evaluation has no {name!r}; it has {', '.join(results)}"
         )
     return -results[name] if metric.startswith("-") else results[name]
-
-
-class Report:
-    """Turns readings into metrics and progress, every log.every_steps steps."""
-
-    def __init__(self, job: Job, samples: int) -> None:
-        self._metrics, self._progress, self._health = job.metrics, job.progress, job.health
-        self._checkpoints, self._pace = job.checkpoints, job.pace
-        self._every, self._total = job.config.train.log.every_steps, job.total_steps
-        self._epoch_samples = job.slots.epoch_samples
-        self._samples, self._since = samples, time.perf_counter()
-
-    def steps(self, readings: list[Reading]) -> bool:
-        """Report what is due; whether a stop was agreed."""
-        stopping = False
-        for reading in readings:
-            stopping |= reading.stop
-            if reading.fault is not None:
-                self._health.note(reading)
-            if reading.step % self._every == 0 or reading.step == self._total or reading.stop:
-                self._write(reading)
-        return stopping
-
-    def saves(self) -> None:
-        """Report the saves that ended."""
-        for saved in self._checkpoints.poll():
-            self._pace.cost_s = saved.stall_s
-            if saved.error is not None:
-                if self._progress is not None and not isinstance(saved.error, NotFinite):
-                    self._progress.note(f"checkpoint: {saved.error}; training goes on")
-                continue  # of a spoiled state, the next `begin` or `finish` tells all ranks at once
-            facts = {"stall_s": saved.stall_s, "write_s": saved.write_s, "bytes": saved.bytes, "tries": saved.tries}
-            self._metrics.write({"step": saved.step, "samples": saved.samples, "kind": "checkpoint", **facts})
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the time inside the block out of the samples per second."""
-        start = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - start
-
-    def _write(self, reading: Reading) -> None:
-        now = time.perf_counter()
-        record: dict[str, float | int | str] = {
-            "step": reading.step,
-            "samples": reading.samples,
-            "kind": "train",
-            "loss": reading.loss,
-            "lr": reading.lr,
-            "epoch": reading.samples / self._epoch_samples,
-        }
-        rate = (reading.samples - self._samples) / max(now - self._since, 1e-9)
-        self._samples, self._since = reading.samples, now
-        self._metrics.write({**record, "samples_per_s": rate})
-        if self._progress is not None:
-            self._progress.update(reading.step, reading.loss, reading.lr, rate)
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,11 +33,21 @@ class Sink(Protocol):
 
 
 class Metrics:
-    """The metrics of one attempt. Only rank 0 writes; on other ranks every call does nothing."""
+    """The metrics of one attempt. Only rank 0 writes; on other ranks every call does nothing.
 
-    def __init__(self, folder: RunFolder, ranks: Ranks, attempt: int, sinks: list[Sink]) -> None:
-        self._path = folder.metrics
-        self._attempt = attempt
+    Once a newer attempt of the run has begun, nothing is written any more, and `ask_to_stop` is told why.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        ranks: Ranks,
+        attempt: int,
+        sinks: list[Sink],
+        ask_to_stop: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._folder, self._path = folder, folder.metrics
+        self._attempt, self._ask_to_stop = attempt, ask_to_stop
         self._sinks = sinks if ranks.rank == 0 else []
         self._writes = ranks.rank == 0
         self._descriptor: int | None = None
@@ -54,6 +64,10 @@ class Metrics:
         if not self._writes:
             return
         assert "step" in record and "samples" in record, "a metric without step and samples has no place on an axis"
+        if (newer := self._folder.newer_attempt(self._attempt)) is not None:
+            self._sinks = []  # the newer one goes on with the same run of theirs
+            self._ask_to_stop(f"attempt {newer} has begun")
+            return
         whole = {"attempt": self._attempt, "time": time.time(), **record}
         try:
             self._append(_line(whole))

@@ -63,12 +63,16 @@ class Slots:
 
     A step that starts at position p of an epoch of N samples covers n = min(global_size, N - p) positions. Rank r of R
     takes the positions p + floor(n r / R) up to p + floor(n (r + 1) / R), in micro-batches of plan.per_rank.
+
+    With `filled`, an epoch's last, smaller n fills one micro-batch after the other, and rank r takes those from number
+    r plan.accumulate on, as of any other n: each is the same one whatever rank takes it.
     """
 
     order: Order
     plan: BatchPlan
     rank: int
     drop_last: bool = False
+    filled: bool = False
 
     @property
     def epoch_samples(self) -> int:
@@ -114,9 +118,12 @@ class Slots:
     def _tail(self, epoch: int, position: int, samples: int) -> Share:
         count, plan = self.epoch_samples - position, self.plan
         start, stop = count * self.rank // plan.world_size, count * (self.rank + 1) // plan.world_size
+        if self.filled:
+            own = plan.per_rank * plan.accumulate
+            start, stop = min(count, own * self.rank), min(count, own * (self.rank + 1))
         idle = start == stop
         if idle:
             start, stop = 0, 1
-        own = self.order.indices(epoch, position + start, position + stop)
-        parts = [own[i : i + plan.per_rank] for i in range(0, len(own), plan.per_rank)]
+        picked = self.order.indices(epoch, position + start, position + stop)
+        parts = [picked[i : i + plan.per_rank] for i in range(0, len(picked), plan.per_rank)]
         return Share(parts, idle, count, samples + count, samples + start)

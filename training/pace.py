@@ -82,6 +82,31 @@ class Pace:
         return steps < 0.5, step + max(1, int(min(steps, 1e9) / 2))
 
 
+class Slowdown:
+    """How much longer steps take while a checkpoint is written: from the clock at its begin and end alone."""
+
+    def __init__(self, step: int, now: float) -> None:
+        """`now`, here and below: a clock in seconds that stands still in saves and evaluations."""
+        self._from = step, now
+        self._quiet_s: float | None = None
+        """Seconds a step while nothing was written, before the last save."""
+
+    def began(self, step: int, now: float) -> None:
+        """A save began after `step` steps."""
+        self._quiet_s = self._step_s(step, now)
+        self._from = step, now
+
+    def ended(self, step: int, now: float) -> float | None:
+        """It has ended. The time of a step meanwhile, by that of one before it; None where none was taken."""
+        busy, quiet = self._step_s(step, now), self._quiet_s
+        self._from = step, now
+        return busy / quiet if busy and quiet else None
+
+    def _step_s(self, step: int, now: float) -> float | None:
+        steps = step - self._from[0]
+        return (now - self._from[1]) / steps if steps else None
+
+
 def history(folder: RunFolder) -> tuple[float, int]:
     """Seconds that the run's earlier attempts ran, and how many of them neither ended nor stopped as asked."""
     ran_s, failures = 0.0, 0
@@ -90,7 +115,7 @@ def history(folder: RunFolder) -> tuple[float, int]:
             try:
                 attempt = json.loads(line)
                 ran_s += max(0.0, float(attempt["end"]) - float(attempt["start"]))
-                failures += attempt["cause"] not in ("done", "stopped")
+                failures += attempt["cause"] not in ("done", "stopped", "superseded")
             except (ValueError, KeyError, TypeError):
                 continue  # half a line that a killed writer left
     return ran_s, failures

@@ -52,7 +52,7 @@ class RemoteFolder:
     def xxh3(self, name: str) -> str:
         def digest() -> str:
             with self._files.open(self._at(name), "rb") as source:
-                return digest_of_file(source.read)
+                return digest_of_file(source.readinto)
 
         return self._translate(name, digest)
 

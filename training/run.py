@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from . import config as configuration
 from .assemble import assemble
+from .deterministic import compute_the_same_each_time
 from .device import backend, open_device
 from .leaving import leave_later
 from .ledger import Data
@@ -24,6 +25,7 @@ from .loop import Job, Outcome, run_evaluation, train
 from .manifest import Found
 from .metrics import records
 from .ranks import Ranks
+from .rehearsal import VARIABLE, rehearse
 from .runfolder import AttemptFolder, RunFolder, write_json
 from .schedule import arithmetic_lines, batch_plan
 from .stop import StopFlag, agreed, handlers
@@ -53,12 +55,14 @@ def run(folder: RunFolder, ranks: Ranks, attempt: int, stop: StopFlag | None = N
         with handlers(StopFlag()) as own:
             return run(folder, ranks, attempt, own)
     config = configuration.load(folder.spec)
-    _set_threads()
+    _settle(config.train)
     device = open_device(config.train.device, ranks)
     plan = batch_plan(config.train.batch, ranks.world_size)
     hang_s = config.train.health.hang_timeout_s
     with Watchdog(hang_s, folder.attempt(attempt), ranks) as watchdog, process_group(ranks, device, hang_s):
         job, found = assemble(config, folder, ranks, attempt, stop, device, plan, watchdog)
+        if VARIABLE in os.environ:
+            rehearse(job, folder.attempt(attempt), found.step if found else 0)
         try:
             _announce(job, folder, found, device)
             _write_down(job, folder.attempt(attempt), found)
@@ -178,8 +182,11 @@ def _write_down(job: Job, attempt: AttemptFolder, found: Found | None) -> None:
         print(f"{attempt.began}: {error.strerror}; training goes on without it", file=sys.stderr, flush=True)
 
 
-def _set_threads() -> None:
+def _settle(settings: configuration.TrainConfig) -> None:
     """OMP_NUM_THREADS once more: a rank forked from a process that had torch already would not have read it."""
+    if settings.reproducible:
+        compute_the_same_each_time()
+        return
     count = os.environ.get("OMP_NUM_THREADS", "")
     if count.isdigit() and int(count) > 0:
         torch.set_num_threads(int(count))

@@ -158,8 +158,17 @@ class RunFolder:
 
     def last_attempt(self, after: int = 0) -> AttemptFolder | None:
         """The newest attempt, or None before the first."""
-        numbers = [n for n in (int(p.name) for p in self.attempts.glob("[0-9]*") if p.name.isdigit()) if n > after]
-        return self.attempt(max(numbers)) if numbers else None
+        numbers = self.attempt_numbers(after)
+        return self.attempt(numbers[-1]) if numbers else None
+
+    def attempt_numbers(self, after: int = 0) -> list[int]:
+        """The numbers of all attempts later than `after`, in their order."""
+        return sorted(n for n in (int(p.name) for p in self.attempts.glob("[0-9]*") if p.name.isdigit()) if n > after)
+
+    def newer_attempt(self, than: int) -> int | None:
+        """The number of the newest attempt, if one began after attempt `than`; where none did, one look at the disk."""
+        newest = self.last_attempt(than) if self.attempt(than + 1).path.exists() else None
+        return newest.number if newest is not None else None
 
     def take_attempt(self) -> AttemptFolder:
         """Take the next attempt number by an exclusive create, so that two takers never share one."""

@@ -6,28 +6,38 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from torch import Tensor
 from torch import distributed as dist
 
 from . import manifest
 from .agree import together
-from .buffers import Buffers
+from .buffers import Buffers, Image
 from .bytestream import Written
 from .config import RunConfig, to_plain
-from .errors import CheckpointError, NotFinite, TrainingError
+from .errors import CheckpointError, NotFinite, Superseded, TrainingError
 from .finite import Watched
 from .ledger import Ledger
 from .ranks import Ranks
 from .shelf import Shelf, say
 from .snapshot import Snapshot
 from .storage import Folder
-from .tensorfile import encode
 
 T = TypeVar("T")
 _Share = tuple[dict[str, Written], dict[str, Any], tuple[str, float, str] | None]
 """A rank's files, its part of the ledger, and what is spoiled in its share: name, value and host."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A rank's share of the state."""
+
+    images: dict[str, Image]
+    """File name -> content: copies on the host, which nothing changes until the save has ended."""
+    texts: dict[str, bytes]
+    """File name -> content."""
+    watched: Watched
+    """What must be finite in it."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +46,10 @@ class Content:
 
     step: int
     samples: int
-    tensors: dict[str, dict[str, Tensor]]
-    """File name -> tensors by name: copies on the host, which nothing changes until the save has ended."""
-    texts: dict[str, bytes]
-    """File name -> content."""
+    copied: Copied
     config: RunConfig
     ledger: dict[str, Any]
     extra: dict[str, Any]
-    watched: Watched
-    """What must be finite in it."""
 
 
 @dataclass
@@ -60,8 +65,13 @@ class Saved:
     bytes: int = 0
     """Bytes that this rank wrote."""
     tries: int = 0
-    error: CheckpointError | NotFinite | None = None
-    """Why there is no such checkpoint; None when there is. NotFinite: the state is spoiled, no later try mends it."""
+    error: CheckpointError | NotFinite | Superseded | None = None
+    """Why there is no such checkpoint; None when there is."""
+
+    @property
+    def final(self) -> bool:
+        """No later save mends it: the state is spoiled, or this attempt may write nothing more."""
+        return isinstance(self.error, NotFinite | Superseded)
 
 
 @dataclass
@@ -74,6 +84,8 @@ class Writer:
     buffers: Buffers
     pauses_s: tuple[float, ...] = ()
     """How long to wait before each further try of a write that failed."""
+    newer: Callable[[], int | None] = lambda: None
+    """The number of a newer attempt of the run, which keeps this one from publishing anything."""
     group: dist.ProcessGroup | None = field(default=None, repr=False)
     """The ranks' process group for saves; None: the default one."""
 
@@ -92,7 +104,7 @@ class Writer:
                     if self.ranks.rank == 0:
                         say(f"{error}; the next try is in {pause:g} s")
                     time.sleep(pause)
-        except (CheckpointError, NotFinite) as error:
+        except (CheckpointError, NotFinite, Superseded) as error:
             saved.error = error
         except Exception as error:  # noqa: BLE001 - the thread has nobody above it; it is raised where the save is ended
             saved.error = CheckpointError(
@@ -102,7 +114,7 @@ class Writer:
 
     def _write(self, content: Content | CheckpointError, saved: Saved) -> None:
         failed = f"the checkpoint of step {saved.step} was not written, older ones are intact"
-        place = self._together(failed, lambda: self.shelf.prepare(saved.step, saved.samples))[0]
+        place = self._alone(failed, lambda: self.shelf.prepare(saved.step, saved.samples))
         if place is None:
             return
         try:
@@ -110,7 +122,7 @@ class Writer:
             self._refuse_spoiled(saved.step, [spoiled for *_, spoiled in shares])
             files = {name: written for share, *_ in shares for name, written in share.items()}
             ledgers = [ledger for _, ledger, _ in shares]
-            self._together(failed, lambda: self._publish(place, content, files, ledgers))
+            self._alone(failed, lambda: self._publish(place, content, files, ledgers))
         except TrainingError:
             if self.ranks.rank == 0:
                 self.shelf.drop(place)
@@ -131,11 +143,11 @@ class Writer:
             raise content
         self.folder.make(place)  # asks the server, where this node's view of a shared folder may be old
         self.buffers.wait()
-        if spoiled := content.watched.spoiled():
+        if spoiled := content.copied.watched.spoiled():
             return {}, {}, (*spoiled, socket.gethostname())
-        files = {name: self.folder.write(f"{place}/{name}", [text]) for name, text in content.texts.items()}
-        for name, tensors in content.tensors.items():
-            files[name] = self.folder.write(f"{place}/{name}", encode(tensors))
+        files = {name: self.folder.write(f"{place}/{name}", [text]) for name, text in content.copied.texts.items()}
+        for name, image in content.copied.images.items():
+            files[name] = self.folder.write(f"{place}/{name}", [image.content])
         return files, content.ledger, None
 
     def _publish(
@@ -152,6 +164,18 @@ class Writer:
             content.extra,
         )
         self.shelf.publish(place, content.step, content.samples, described)
+
+    def _alone(self, failed: str, work: Callable[[], T]) -> T:
+        """What rank 0 makes of `work`. Errors: Superseded, on all ranks, without work where a newer attempt began."""
+
+        def unless_superseded() -> tuple[int | None, T | None]:
+            newer = self.newer()
+            return newer, work() if newer is None else None
+
+        newer, result = self._together(failed, unless_superseded)[0]
+        if newer is not None:
+            raise Superseded(newer)
+        return cast(T, result)
 
     def _together(self, failed: str, work: Callable[[], T], everyone: bool = False) -> list[T]:
         return together(self.ranks, failed, work, everyone, self.group)

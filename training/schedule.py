@@ -129,14 +129,19 @@ def check_schedule(schedule: ScheduleConfig, total_steps: int) -> None:
 
 
 def arithmetic_lines(config: TrainConfig, plan: BatchPlan, total_steps: int | None = None) -> list[str]:
-    """The two lines shown at start: how the global batch and the learning rate come about.
+    """The lines shown at start: how the global batch and the learning rate come about, and what holds of the bits.
 
     `batch  32 per rank x 1 accumulation x 4 ranks = 128`
     `lr     0.001 x 128/32 = 0.004, warmup 50 steps, cosine to 0 at step 220`
+    `bits   the same on each number of ranks that divides 4, with 32 per rank`     where `reproducible` is set
     """
     ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
     batch = f"batch  {plan.per_rank} per rank x {plan.accumulate} accumulation x {ranks} = {plan.global_size}"
-    return [batch, f"lr     {_rate(config.optim, plan)}, {_shape(config.schedule, total_steps)}"]
+    lines = [batch, f"lr     {_rate(config.optim, plan)}, {_shape(config.schedule, total_steps)}"]
+    if config.reproducible:
+        count = plan.accumulate * plan.world_size
+        lines.append(f"bits   the same on each number of ranks that divides {count}, with {plan.per_rank} per rank")
+    return lines
 
 
 def _rate(optim: OptimConfig, plan: BatchPlan) -> str:

@@ -1,4 +1,4 @@
-"""One optimizer step, exact for uneven batches, whose only collective is DDP's own all-reduce of the gradients.
+"""One optimizer step, exact for uneven batches. Its only collective is DDP's own all-reduce of the gradients.
 
 The loss of a task is a sum with a weight. The gradient of a step is that of
 
@@ -6,6 +6,7 @@ The loss of a task is a sum with a weight. The gradient of a step is that of
 
 whatever each rank's part was. The global weight has to be known for that, so it travels with the gradients, as one of
 the `words`; the others tell every rank, at the same step, whether any was asked to stop, and the whole batch's loss.
+With `reproducible` the same numbers are added in a fixed tree instead (`virtual`), and all after that is the same.
 
 A step whose loss or gradient is not finite changes nothing: all ranks see the same sums, and so agree on it.
 """
@@ -14,23 +15,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
+from .averaged import Averaged
 from .config import TrainConfig
 from .device import autocast
 from .errors import NotFinite, TrainingError
 from .finite import Gradients, KeptBuffers, gradient_fault, loss_fault, scale_and_check
-from .firststep import FirstStep
 from .loader import Step
 from .optim import set_lr
 from .ranks import Ranks
 from .task import Task
-from .words import BAD, WEIGHT, Late, Own, Reading, Whole, total
+from .virtual import Virtual
+from .words import BAD, WEIGHT, Late, Reading, Whole, total
 
 
 class Stepper:
@@ -52,37 +51,33 @@ class Stepper:
         order: Sequence[str] = (),
     ) -> None:
         """`order`: the `order` that the run's steps had before it was stopped."""
-        self._unused_allowed = bool(getattr(task, "find_unused_parameters", False))
-        self._whole = Whole(task, model, device, self._unused_allowed, order)
-        self.order = list(order)
-        """Names of the parameters as their gradients come, known after the first step.
-
-        After its first step, DDP lays its buckets out in this order, and from three ranks on the place of a gradient in
-        its bucket decides in which order the ranks' values are added. So a resumed run has to begin with it.
-        """
+        unused_allowed = bool(getattr(task, "find_unused_parameters", False))
+        traced = unused_allowed and not config.reproducible
+        self._whole = Whole(task, model, device, traced, order)
         self._optimizer, self._ranks, self._device = optimizer, ranks, device
         self._clip_norm = config.optim.clip_norm
-        self._autocast = autocast(config.precision, device)
+        precision = autocast(config.precision, device)
+        self._gradient: Averaged | Virtual
+        if config.reproducible:
+            self._gradient = Virtual(self._whole, config, ranks, precision, unused_allowed)
+        else:
+            self._gradient = Averaged(self._whole, ranks, precision, unused_allowed, order)
         self._expected = float(getattr(task, "weight_per_sample", 1.0))
         self._trained = [p for p in model.parameters() if p.requires_grad]
-        self._forward: nn.Module = self._whole
-        self._no_sync: Any = nullcontext
-        if ranks.world_size > 1:
-            ddp = DistributedDataParallel(
-                self._whole, gradient_as_bucket_view=True, find_unused_parameters=self._unused_allowed
-            )
-            self._forward, self._no_sync = ddp, ddp.no_sync
         self._words = self._whole.words
-        self._own = Own(self._words)
         self._epsilon = torch.finfo(self._words.dtype).eps
         self._root: tuple[float, Tensor] | None = None
         self._late = Late(self._words) if device.type == "cuda" else None
-        self._first: FirstStep | None = FirstStep(self._whole.trained)
         self._raises = config.health.not_finite == "stop"
-        self._gradients = Gradients(buckets=ranks.world_size > 1)
+        self._check = Gradients(buckets=ranks.world_size > 1 or config.reproducible)
         buffers = [] if self._raises else list(model.buffers())
         self._buffers = KeptBuffers(buffers) if buffers else None
         self._stepped = False
+
+    @property
+    def order(self) -> list[str]:
+        """The order of gradients that a resumed run has to begin with."""
+        return self._gradient.order
 
     def step(self, number: int, data: Step, lr: float, stop: bool, now: bool = False) -> list[Reading]:
         """Forward, backward, optimizer. Returns the readings that became available; `now` waits for this step's.
@@ -95,8 +90,8 @@ class Stepper:
         """
         if self._buffers is not None:
             self._buffers.keep()
-        self._backward(number, data, stop)
         expected = data.global_size * self._expected
+        self._gradient.run(number, data, self._root_gradient(self._gradient.divisor / expected), stop)
         set_lr(self._optimizer, lr)
         if self._late is None:
             readings = [self._update_on_cpu(number, data.samples, lr, expected, now or not self._raises)]
@@ -113,47 +108,10 @@ class Stepper:
             return []
         return [self._reading(*late) for late in self._late.drain()]
 
-    def _backward(self, number: int, data: Step, stop: bool) -> None:
-        """Gradients of this rank's share into the parameters, averaged over the ranks; the words with them."""
-        root = self._root_gradient(self._ranks.world_size / (data.global_size * self._expected))
-        loss_sum: Tensor | float = 0.0
-        weight_sum: Tensor | float = 0.0
-        for batch in data.batches[:-1]:
-            with self._no_sync():
-                loss, weight, _ = self._loss(batch)
-                torch.autograd.backward((loss,), (root,))
-            loss_sum, weight_sum = loss_sum + loss.detach(), weight_sum + weight
-        loss, weight, words = self._loss(data.batches[-1])
-        if data.idle:
-            loss, weight = loss * 0.0, 0.0
-        alone = len(data.batches) == 1
-        loss_sum = loss.detach() if alone else loss_sum + loss.detach()
-        own = self._own.write(number, weight if alone else weight_sum + weight, stop, loss_sum)
-        if self._first is not None:
-            self._first.watch()
-        # The words are a leaf: as a root of their own, their gradient is set without a node in the graph.
-        torch.autograd.backward((loss, words), (root, own))
-        if self._first is not None:
-            self._first.check(all_needed=not self._unused_allowed)
-            self.order, self._first = self._first.order, None
-
-    def _loss(self, batch: Any) -> tuple[Tensor, Tensor | float, Tensor]:
-        """The loss's sum and weight of a micro-batch, and the words."""
-        with self._autocast:
-            found = self._forward(batch)
-        if found[0].dim():
-            raise TrainingError(f"the task's loss has shape {tuple(found[0].shape)}; return the sum, a scalar")
-        if not found[0].requires_grad:
-            raise TrainingError(
-                "the task's loss does not depend on the model's parameters; return the sum as torch computed it, "
-                "without detach(), item() or no_grad"
-            )
-        return found  # type: ignore[no-any-return]
-
     def _root_gradient(self, scale: float) -> Tensor:
         """The gradient that backward starts from. With the expected weight in it, no later pass over gradients is due.
 
-        DDP averages sums over the ranks: (1/R) sum(g_r) x R/weight = sum(g_r)/weight.
+        DDP averages sums over the ranks: (1/R) sum(g_r) x R/weight = sum(g_r)/weight. R is the scale's divisor.
         """
         if self._root is None or self._root[0] != scale:
             dtype = self._words.dtype
@@ -165,7 +123,7 @@ class Stepper:
         weight, asked, loss, _ = self._words.grad.tolist()
         reading = self._reading(number, samples, lr, weight, asked, loss, 0.0)
         if reading.fault is None:
-            factor = expected / total(weight, self._ranks.world_size, self._epsilon)
+            factor = expected / total(weight, self._gradient.divisor, self._epsilon)
             if self._scale_on_cpu(factor, look):
                 self._optimizer.step()
                 return reading
@@ -184,7 +142,7 @@ class Stepper:
             if not math.isfinite(norm):
                 return False
             factor *= min(1.0, self._clip_norm / (norm + 1e-6))
-        elif look and not self._gradients.finite(gradients):
+        elif look and not self._check.finite(gradients):
             return False
         if factor != 1.0:
             torch._foreach_mul_(gradients, factor)
@@ -198,7 +156,7 @@ class Stepper:
         """
         words = self._words.grad
         assert words is not None
-        found = self._scale_on_device(words, expected / (words[WEIGHT] * self._ranks.world_size))
+        found = self._scale_on_device(words, expected / (words[WEIGHT] * self._gradient.divisor))
         readings = [self._reading(*earlier) for earlier in late.swap(number, samples, lr, words)]
         if self._stepped and getattr(self._optimizer, "_step_supports_amp_scaling", False):
             self._optimizer.found_inf = found  # type: ignore[attr-defined]
@@ -228,10 +186,10 @@ class Stepper:
     def _reading(
         self, number: int, samples: int, lr: float, weight: float, asked: float, loss: float, bad: float
     ) -> Reading:
-        """From the means over the ranks of the words, and from what the device found."""
+        """From the words, as means over the ranks or as sums, and from what the device found."""
         fault: NotFinite | None = None
         if not math.isfinite(loss):
-            fault = self._found(loss_fault(number, self._own.loss(number), self._ranks, self._whole.model))
+            fault = self._found(loss_fault(number, self._gradient.own_loss(number), self._ranks, self._whole.model))
             return Reading(number, samples, loss / weight if weight else math.nan, lr, asked > 0.0, fault)
         if not 0.0 < weight < math.inf:
             raise TrainingError(

@@ -1,4 +1,4 @@
-"""Named tensors to and from one safetensors file, piece by piece: no second copy of the state is held in memory.
+"""Named tensors in one safetensors file.
 
 The format is plain: 8 bytes with the header's length, a JSON header with name, dtype, shape and place of each tensor,
 then the raw bytes (https://huggingface.co/docs/safetensors). Reading goes through the safetensors library. Values are
@@ -8,7 +8,8 @@ kept bit for bit, NaN payloads included.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -37,29 +38,38 @@ _CODES = {
 }
 
 
-def encode(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The file's content in pieces: the header, then the bytes of one tensor after the other.
+@dataclass(frozen=True)
+class Layout:
+    """Where everything stands in a file of some tensors."""
 
-    A tensor on an accelerator comes to the host when its turn comes. Any shape, stride and device will do.
-    Errors: CheckpointError naming a tensor that the format cannot hold (sparse, quantized, complex128).
-    """
-    # Widest elements first: every tensor then starts at a multiple of its element's size.
-    check_storable(tensors)
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name in names:
-        tensor = tensors[name]
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for name in names:
-        yield raw_bytes(tensors[name])
+    header: bytes
+    """The file's beginning; a multiple of 64 bytes."""
+    places: dict[str, tuple[int, int]]
+    """Name -> first byte, and the one after the last, from the file's beginning on."""
+    size: int
+    """Bytes of the whole file."""
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """Errors: CheckpointError naming a tensor that the format cannot hold (sparse, quantized, complex128)."""
+        # Widest elements first: every tensor then starts at a multiple of its element's size.
+        check_storable(tensors)
+        places: dict[str, tuple[int, int]] = {}
+        described: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+            tensor = tensors[name]
+            start, end = end, end + tensor.numel() * tensor.element_size()
+            described[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+            places[name] = start, end
+        text = json.dumps(described).encode()
+        text += b" " * (-(8 + len(text)) % 64)
+        header = len(text).to_bytes(8, "little") + text
+        places = {name: (len(header) + start, len(header) + end) for name, (start, end) in places.items()}
+        return cls(header, places, len(header) + end)
 
 
-def check_storable(tensors: dict[str, Tensor]) -> None:
+def check_storable(tensors: Mapping[str, Tensor]) -> None:
     """Errors: CheckpointError naming a tensor that the format cannot hold (sparse, quantized, complex128)."""
     for name, tensor in tensors.items():
         if tensor.dtype not in _CODES or tensor.layout is not torch.strided:

@@ -63,7 +63,10 @@ class Whole(nn.Module):
         self._traced = traced
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | float, Tensor]:
-        """The task's (loss sum, weight), and the words: a view of them where DDP traces its outputs for parameters."""
+        """The task's (loss sum, weight), and the words: a view of them where DDP traces its outputs for parameters.
+
+        Errors: TrainingError for a loss that is something else.
+        """
         found = self._loss(self.model, batch)
         if type(found) is not tuple or len(found) != 2 or not isinstance(found[0], Tensor):
             raise TrainingError(
@@ -71,6 +74,13 @@ class Whole(nn.Module):
                 "samples or tokens, as a tensor, and their number"
             )
         loss, weight = found
+        if loss.dim():
+            raise TrainingError(f"the task's loss has shape {tuple(loss.shape)}; return the sum, a scalar")
+        if not loss.requires_grad:
+            raise TrainingError(
+                "the task's loss does not depend on the model's parameters; return the sum as torch computed it, "
+                "without detach(), item() or no_grad"
+            )
         return loss, weight, self.words.view(-1) if self._traced else self.words
 
 

@@ -34,6 +34,7 @@ def check_train(spec: JobSpec, report: Report) -> None:
     _check_optim(config.optim, report)
     _check_at_least(config, report)
     _check_health(config, report)
+    _check_reproducible(config, report)
     plan = _check_batch(config.batch, spec.resources.nodes * spec.resources.tasks_per_node, report)
     _check_schedule(config, plan, report)
 
@@ -140,6 +141,15 @@ def _check_health(config: TrainConfig, report: Report) -> None:
             right = f"{checkpoint.keep_last} are kept, {checkpoint.every_steps} steps apart: give at most {most}"
             kept = ("train.checkpoint.keep_last", "train.checkpoint.every_steps")
             report.add("train.health.rollback_steps", wrong, f"{right}, or raise keep_last", *kept)
+
+
+def _check_reproducible(config: TrainConfig, report: Report) -> None:
+    """Its micro-batches have to be the same ones at each number of ranks."""
+    batch = config.batch
+    if config.reproducible and batch.per_rank is None and batch.global_size is not None:
+        wrong = "not given, so micro-batches would be smaller on more ranks, and reproducible is true"
+        right = f"say how many samples of the {batch.global_size} make a micro-batch"
+        report.add("train.batch.per_rank", wrong, right, "train.batch", "train.reproducible")
 
 
 def _check_batch(batch: BatchConfig, world_size: int, report: Report) -> BatchPlan | None:

@@ -19,6 +19,8 @@ class Check:
     """What is wrong, each with the file that says so."""
     notes: list[str] = field(default_factory=list)
     """What a reader should know though nothing is wrong."""
+    unknown: str = "not recorded"
+    """What is said where nothing was checked."""
 
     def lines(self) -> list[str]:
         """For the terminal: `ok`, `BAD` or `--`, the check's name, and what was found."""
@@ -26,7 +28,7 @@ class Check:
         if len(self.faults) > _SHOWN:
             found.append(f"BAD  {self.name:<12} and {len(self.faults) - _SHOWN} more of this kind")
         if not found:
-            found = [f"ok   {self.name:<12} {self.text}" if self.text else f"--   {self.name:<12} not recorded"]
+            found = [f"ok   {self.name:<12} {self.text}" if self.text else f"--   {self.name:<12} {self.unknown}"]
         return found + [f"     {'':<12} {note}" for note in self.notes]
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
+
+from training.runfolder import RunFolder
 
 from .conftest import LAUNCH, Launch, environment
 
@@ -66,9 +69,11 @@ def test_what_the_steps_hang_on_is_refused_and_nothing_is_written(tmp_path: Path
     done = launch(tmp_path, "resume", run.name, "train.steps=40", "train.optim.base_lr=0.5", "--change")
     assert done.returncode == 0, done.stderr
     assert "lr     0.5" in done.stdout
+    before = (run / "spec.yaml").read_bytes()
     refused = launch(tmp_path, "resume", run.name, "train.steps=60", "train.batch.global=48")
     assert refused.returncode == 2
-    assert "was trained with a global batch of 24" in refused.stderr
+    assert "train.batch: its steps up to now had a global batch of 24, this would be one of 48" in refused.stderr
+    assert (run / "spec.yaml").read_bytes() == before
 
 
 def test_a_run_that_still_runs_is_not_resumed(user: Path, launch: Launch) -> None:
@@ -100,3 +105,47 @@ def test_a_run_that_is_not_there(tmp_path: Path, launch: Launch) -> None:
     done = launch(tmp_path, "resume", "nowhere")
     assert (done.returncode, done.stdout) == (2, "")
     assert "nowhere: no run folder (one has a spec.yaml), nor is there a run runs/nowhere" in done.stderr
+
+
+def test_the_order_of_an_epoch_at_4_1_3_and_2_ranks_is_that_of_an_unbroken_run(tmp_path: Path, launch: Launch) -> None:
+    spec = SPEC.replace("per_rank: 12", "global: 24").replace("tasks_per_node: 2", "tasks_per_node: 4")
+    ledgers = []
+    for name, parts in (("changing", ((10, 4), (25, 1), (40, 3), (55, 2))), ("unbroken", ((55, 2),))):
+        home = tmp_path / name
+        home.mkdir()
+        (home / "spec.yaml").write_text(spec)
+        for number, (steps, ranks) in enumerate(parts):
+            what = ["resume", _run(home).name] if number else ["spec.yaml", "executor=local"]
+            done = launch(home, *what, f"train.steps={steps}", f"resources.tasks_per_node={ranks}")
+            assert done.returncode == 0, done.stderr
+        newest = max((_run(home) / "checkpoints").glob("step-*"))
+        manifest = json.loads((newest / "manifest.json").read_text())
+        ledgers.append((manifest["step"], manifest["samples"], manifest["ledger"]))
+        checked = launch(home, "verify", _run(home).name)
+        assert checked.returncode == 0, checked.stdout
+    assert ledgers[0] == ledgers[1]
+    assert ledgers[0][:2] == (55, 55 * 24)  # of 1437 samples
+    refused = launch(tmp_path / "changing", "resume", _run(tmp_path / "changing").name, "resources.tasks_per_node=5")
+    assert (refused.returncode, "24 is no multiple of 5 ranks" in refused.stderr) == (2, True)
+
+
+def test_an_attempt_gives_way_to_a_newer_one(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    child = subprocess.Popen(
+        [LAUNCH, "spec.yaml", "executor=local", "train.steps=10000000"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert child.stdout is not None
+    while not child.stdout.readline().startswith("step "):
+        pass
+    folder = RunFolder(_run(tmp_path))
+    assert folder.take_attempt().number == 2
+    shown, _ = child.communicate(timeout=60)
+    assert child.returncode == 93, shown
+    assert re.search("launch: attempt 1 gave way: .*attempt 2 of this run has begun, so this older one saves", shown)
+    assert "Traceback" not in shown
+    assert [json.loads(line)["cause"] for line in folder.attempts_jsonl.read_text().splitlines()] == ["superseded"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import BAD_SPEC, DONE, JOB_FAILED, TERMINATED
+from launcher.errors import BAD_SPEC, DO_NOT_RESTART, DONE, JOB_FAILED, TERMINATED
 from launcher.finish import close_earlier, finish, judge
 from training.runfolder import AttemptFolder, RunFolder, append_json, write_json
 
@@ -94,3 +94,19 @@ def test_an_attempt_that_was_killed_gets_its_verdict_from_the_next(run: tuple[Ru
     close_earlier(folder, second)  # once is enough
     (line,) = [json.loads(text) for text in folder.attempts_jsonl.read_text().splitlines()]
     assert (line["attempt"], line["cause"], line["exit_code"]) == (1, "killed", JOB_FAILED)
+
+
+def test_an_attempt_that_gave_way_is_not_to_be_started_again(run: tuple[RunFolder, AttemptFolder]) -> None:
+    _failed(run[1], 0, 1.0, "Superseded: attempt 2 of this run has begun")
+    verdict = judge(*run, 5)
+    assert (verdict.cause, verdict.exit_code) == ("superseded", DO_NOT_RESTART)
+    assert verdict.lines() == ["attempt 1 gave way: Superseded: attempt 2 of this run has begun"]
+
+
+def test_the_verdict_that_a_newer_attempt_gave_stays(run: tuple[RunFolder, AttemptFolder]) -> None:
+    folder, attempt = run
+    close_earlier(folder, folder.take_attempt())
+    _failed(attempt, 0, 1.0, "Superseded: attempt 2 of this run has begun")
+    finish(folder, attempt, 5, started=0.0, job="local")
+    assert json.loads(attempt.result.read_text())["cause"] == "killed"
+    assert len(folder.attempts_jsonl.read_text().splitlines()) == 1

@@ -197,9 +197,10 @@ def crash_states(root: Node, chance: random.Random) -> Iterator[tuple[str, Any, 
         yield "power cut, some of it survived", some, part
 
 
-@pytest.mark.parametrize("buffer", [directio.BUFFER_BYTES, 512])
-def test_every_crash_point_of_three_saves(buffer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directio, "BUFFER_BYTES", buffer)
+@pytest.mark.parametrize("block", [directio.PAGE, 512])
+def test_every_crash_point_of_three_saves(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directio, "PAGE", block)
+    monkeypatch.setattr(directio, "LEAST_BYTES", block)
     home = tmp_path / "disk"
     home.mkdir()
     run = Run(str(home / "run" / "checkpoints"))

@@ -109,3 +109,28 @@ def _buffers(ranks: Ranks) -> float:
 
 def test_one_model_is_evaluated_rank_0_s(gang: Gang) -> None:
     assert gang(2, _buffers) == [0.0, 0.0]
+
+
+class Fractions(Numbers):
+    """Numbers whose sum hangs on the order of addition."""
+
+    def fetch(self, indices: npt.NDArray[np.int64]) -> Tensor:
+        return 1.0 / (super().fetch(indices).double() * 3.0)
+
+
+def _fractions(ranks: Ranks, reproducible: bool) -> list[str]:
+    with process_group(ranks, CPU):
+        means = []
+        for n in (1, 2, 101, 1000):
+            loader = Loader(Fractions(n), DataConfig(), CPU)
+            found = evaluate(Adding(), nn.Dropout(), loader, 7, "fp32", ranks, StopFlag(), reproducible=reproducible)
+            assert found is not None
+            means.append(found["loss"].hex())
+        return means
+
+
+def test_reproducible_means_have_the_same_bits_at_each_world_size(gang: Gang) -> None:
+    alone = _fractions(Ranks(), True)
+    for world_size in (2, 3, 5):
+        assert gang(world_size, _fractions, True) == [alone] * world_size
+    assert _fractions(Ranks(), False) != gang(3, _fractions, False)[0]

@@ -166,6 +166,28 @@ def test_a_rank_without_a_sample_is_idle_on_a_sample_of_the_epoch() -> None:
     assert (share.global_size, share.samples) == (1, 5)
 
 
+@settings(max_examples=60)
+@given(
+    n=st.integers(1, 300), per_rank=st.integers(1, 5), total=st.sampled_from([1, 4, 6, 12]), state=st.integers(0, 400)
+)
+def test_filled_micro_batches_are_the_same_ones_at_each_number_of_ranks(
+    n: int, per_rank: int, total: int, state: int
+) -> None:
+    wanted = None
+    for world_size in (size for size in range(1, total + 1) if total % size == 0):
+        plan = BatchPlan(per_rank, total // world_size, world_size)
+        ranks = [take(Slots(Order(n, 0), plan, rank, filled=True), state, 3) for rank in range(world_size)]
+        found = []
+        for shares in zip(*ranks, strict=True):
+            taken = [share for share in shares if not share.idle]
+            found.append([part.tolist() for share in taken for part in share.micro_batches])
+            assert [len(part) for part in found[-1][:-1]] == [per_rank] * (len(found[-1]) - 1)
+            assert [share.idle for share in shares] == [False] * len(taken) + [True] * (world_size - len(taken))
+            assert {share.position for share in taken[:1]} == {shares[0].samples - shares[0].global_size}
+        wanted = wanted or found
+        assert found == wanted
+
+
 def test_an_empty_epoch_is_refused() -> None:
     with pytest.raises(ValueError, match="no sample"):
         next(slots(3, BatchPlan(4, 1, 1), 0, drop_last=True).shares(0))

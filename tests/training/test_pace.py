@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from training.config import CheckpointConfig
-from training.pace import PRIOR_S, Pace, history, young_daly_s
+from training.pace import PRIOR_S, Pace, Slowdown, history, young_daly_s
 from training.ranks import Ranks
 from training.runfolder import RunFolder
 
@@ -90,3 +90,11 @@ def test_what_earlier_attempts_tell(tmp_path: Path) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     folder.attempts_jsonl.write_text(text + '{"attempt": 4, "sta')
     assert history(folder) == (41.5, 2)
+
+
+def test_steps_that_a_write_made_slower() -> None:
+    slowdown = Slowdown(100, 50.0)
+    slowdown.began(110, 51.0)  # 0.1 s a step
+    assert slowdown.ended(114, 51.6) == pytest.approx(1.5)
+    slowdown.began(124, 53.6)  # 0.2 s a step
+    assert slowdown.ended(124, 53.6) is None  # it was waited for

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from training.buffers import Buffers
 from training.errors import CheckpointError
 from training.snapshot import Snapshot, capture, capture_rng, pack, restore, restore_rng, unpack
-from training.tensorfile import decode, encode, raw_bytes
+from training.tensorfile import decode, raw_bytes
 
 
 class Odd(nn.Module):
@@ -40,6 +41,10 @@ class Odd(nn.Module):
         return self.head(self.embed(tokens) @ self.slanted * self.scale)  # type: ignore[no-any-return]
 
 
+def _written(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return decode(bytes(Buffers().copy({"file": tensors})["file"].content))
+
+
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "adamw": lambda p: AdamW(p, lr=0.01, betas=(0.8, 0.9)),
     "adam-amsgrad": lambda p: Adam(p, lr=0.01, amsgrad=True),
@@ -59,8 +64,8 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int, seed: int = 7) -> 
 def through_files(state: Snapshot) -> Snapshot:
     plain = json.loads(json.dumps(state.plain, allow_nan=False))
     return Snapshot(
-        decode(b"".join(encode(state.model))) if state.model else {},
-        decode(b"".join(encode(state.optimizer))),
+        _written(state.model) if state.model else {},
+        _written(state.optimizer),
         plain,
     )
 

@@ -28,6 +28,8 @@ GOOD = [
     "train.schedule={decay: wsd, decay_steps: 5}",
     "train.optim.clip_norm=1.0",
     "train.eval.every_steps=null",
+    "train={reproducible: true, batch: {per_rank: 8}}",
+    "train={reproducible: true, batch: {per_rank: 8, global: null, accumulate: 2}}",
     "train.health={not_finite: skip, rollback_steps: 99, replica_every_steps: null, hang_timeout_s: null}",
     "train={health: {not_finite: rollback, rollback_steps: 21}, checkpoint: {every_steps: 10}}",
     "train={health: {not_finite: rollback, rollback_steps: 99}, checkpoint: {every_minutes: 1}}",
@@ -45,6 +47,8 @@ BAD = {
     "train={health: {not_finite: rollback, rollback_steps: 22}, checkpoint: {every_steps: 10}}": "train.health"
     ".rollback_steps: 22: a checkpoint as old as that may be gone; 3 are kept, 10 steps apart: give at most 21, "
     "or raise keep_last",
+    "train.reproducible=true": "train.batch.per_rank: not given, so micro-batches would be smaller on more ranks, and "
+    "reproducible is true; say how many samples of the 128 make a micro-batch",
     "train.health.hang_timeout_s=0": "train.health.hang_timeout_s: 0 is out of range; give at least 1",
     "train.task=digit": "train.task: 'digit' is neither a built-in task nor an import path; did you mean digits?",
     "train.task=my_module.MyTask": "train.task: 'my_module.MyTask' is neither a built-in task nor an import path; "
