@@ -248,10 +248,7 @@ def main(way: str, folder: str, result: str, parameters: str) -> None:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
     dist.barrier()
-    if way != "limits":
-        figures = measure(way, state, place, ranks)
-    else:
-        figures = limits(state, place, ranks)
+    figures = limits(state, place, ranks) if way == "limits" else measure(way, state, place, ranks)
     if ranks.rank == 0:
         Path(result).write_text(json.dumps({**figures, "bytes": state.bytes}))
     dist.barrier()
