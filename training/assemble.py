@@ -30,7 +30,7 @@ from .progress import Progress
 from .ranks import Ranks
 from .reading import init_from
 from .replicas import Replicas
-from .runfolder import RunFolder
+from .runfolder import RunFolder, read_json
 from .schedule import BatchPlan, check_schedule, scaled_lr
 from .shelf import Keep
 from .step import Stepper
@@ -102,6 +102,7 @@ def assemble(
         health=Health(settings.health, metrics, progress, found.extra.get("health", {}) if found else {}),
         replicas=Replicas(model, ranks),
         watchdog=watchdog,
+        commit=read_json(folder.run_json).get("commit") if folder.run_json.exists() else None,
     ), found
 
 

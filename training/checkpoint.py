@@ -103,6 +103,11 @@ class Checkpoints:
 
         self._together(f"{self._folder.full(found.name)} was not loaded", work, everyone=True)
 
+    @property
+    def aside(self) -> dict[str, str]:
+        """On rank 0: checkpoints that were set aside, by the name that they have now, and why."""
+        return dict(self._shelf.aside)
+
     def score(self, step: int, value: float) -> None:
         """Tell how good the model is at a step, the higher the better, for Keep.best."""
         self._shelf.scores[step] = value

@@ -70,6 +70,8 @@ class Job:
     health: Health
     replicas: Replicas
     watchdog: Watchdog
+    commit: str | None = None
+    """Of the user's code, as `launch` found it."""
 
 
 def train(job: Job, step: int, samples: int) -> Outcome:
@@ -133,7 +135,7 @@ def save(job: Job, step: int, samples: int, wait: bool) -> None:
     Errors: those of `Checkpoints.begin` and `Checkpoints.finish`.
     """
     with job.watchdog.slow():
-        extra = {"health": job.health.state(), "gradients": job.stepper.order}
+        extra = {"health": job.health.state(), "gradients": job.stepper.order, "commit": job.commit}
         job.checkpoints.begin(step, samples, job.model, job.optimizer, job.config, job.ledger.part(), extra)
         job.pace.began(step)
         if wait or not job.config.train.checkpoint.behind:

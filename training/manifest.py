@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import safetensors
 import torch
 
 from .agree import reason
@@ -66,8 +68,11 @@ def describe(
         "time": time.time(),
         "versions": {
             "ddp-launcher": _own_version(),
-            "torch": str(torch.__version__),
             "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda,
+            "numpy": np.__version__,
+            "safetensors": safetensors.__version__,
         },
         "config": config,
         "ledger": ledger,

@@ -169,6 +169,7 @@ def _write_down(job: Job, attempt: AttemptFolder, found: Found | None) -> None:
         "step": found.step if found else 0,
         "samples": found.samples if found else 0,
         "checkpoint": found.name if found else None,
+        "set_aside": job.checkpoints.aside,
         "world_size": job.ranks.world_size,
         "total_steps": job.total_steps,
         "log_every_steps": settings.log.every_steps,

@@ -37,6 +37,8 @@ class Shelf:
         self._folder, self._keep = folder, keep
         self.scores: dict[int, float] = {}
         """Score of a checkpoint by step, the higher the better."""
+        self.aside: dict[str, str] = {}
+        """What was set aside: the name that it has now, and why."""
 
     def newest(self, wanted: Callable[[int], bool] | None = None, set_aside: bool = True) -> Found | None:
         """The newest good checkpoint, of those whose step is wanted. Damaged ones are named, and set aside if asked.
@@ -152,6 +154,7 @@ class Shelf:
         except OSError as error:
             say(f"{self._folder.full(name)} is damaged ({damage}) and could not be set aside: {reason(error)}")
         else:
+            self.aside[aside] = str(damage)
             say(f"{self._folder.full(name)} is damaged ({damage}); set aside as {aside}")
 
 

@@ -109,6 +109,10 @@ def test_a_run_that_was_killed_damaged_and_resumed_still_proves_itself(user: Pat
     assert done.returncode == 5
     assert f"BAD  checkpoints  {folder}/checkpoints/step-000000030/optimizer-00000.safetensors: " in done.stdout
     assert _start_again(folder, user) == 0
+    begun = json.loads((folder / "attempts/0003/began.json").read_text())
+    assert begun["set_aside"] == {
+        "step-000000030.bad": "optimizer-00000.safetensors has another hash than its manifest says"
+    }
     done = launch(user, "verify", str(folder))
     assert done.returncode == 0, done.stdout
     assert "step-000000030.bad was damaged, and set aside by a later attempt" in done.stdout
