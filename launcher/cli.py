@@ -171,12 +171,16 @@ def _resume(arguments: list[str]) -> int:
     parser.add_argument("--change", action="store_true")
     options = parser.parse_intermixed_args(arguments)
     from . import resume, submit, verify
+    from .amend import take_back
 
     resolved, submission = resume.prepare(verify.find(options.run), options.overrides, options.change)
     executor = submit.choose_executor(resolved.spec)
     submit.check_slurm(executor)
     os.chdir(submission.workdir)
-    return _start(resolved, executor, lambda: submission, options.follow)
+    code = _start(resolved, executor, lambda: submission, options.follow)
+    if code == BAD_SPEC and (refused := take_back(submission.folder)) is not None:
+        print(f"launch: attempt {refused} could not begin so: the spec is what it was before", file=sys.stderr)
+    return code
 
 
 def _start(resolved: specfile.Resolved, executor: str, prepared: Callable[[], Submission], follow_job: bool) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,10 +12,11 @@ from typing import Any
 
 import yaml
 
-from training.runfolder import RunFolder, append_json, read_json, write_json
+from training.runfolder import RunFolder, read_json, write_json
 from training.schedule import batch_plan
 
 from . import slurm, specfile
+from .amend import amend, take_back
 from .errors import LaunchError, SpecError, UsageError
 from .host import read_host_pid
 from .processes import is_running
@@ -56,6 +55,7 @@ def prepare(run: RunFolder, overrides: list[str], change: bool) -> tuple[Resolve
     steps hang on and `change` is not set; LaunchError while an attempt still runs.
     """
     refuse_running(run)
+    take_back(run)
     before = yaml.safe_load(run.spec.read_text(encoding="utf-8"))
     whole = _global_batch(run, overrides)
     resolved = _resolve(run, overrides, whole)
@@ -77,12 +77,7 @@ def prepare(run: RunFolder, overrides: list[str], change: bool) -> tuple[Resolve
     token = secrets.token_hex(8)
     write_json(run.run_json, {**identity, "token": token})
     if changed:
-        staged = run.spec.with_name(".spec.yaml.new")
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            out.write(resolved.dump())
-        staged.rename(run.spec)
-        append_json(run.resumes_jsonl, {"time": time.time(), "overrides": overrides, "changed": changed})
+        amend(run, resolved.dump(), overrides, changed)
     return resolved, Submission(run, token, Path(identity["workdir"]), attempt.number if attempt is not None else 0)
 
 
@@ -166,9 +161,21 @@ def _resolve(run: RunFolder, overrides: list[str], whole: int | None) -> Resolve
         try:
             resolved = specfile.resolve(path, overrides)
         except SpecError as error:
+            if whole is not None and all(fault.field.startswith("train.batch") for fault in error.faults):
+                raise UsageError(_indivisible(run, whole, error)) from None
             faults = [replace(f, file=str(run.spec)) if f.file == str(path) else f for f in error.faults]
             raise SpecError(faults) from None
     return replace(resolved, path=run.spec, source_text=source)
+
+
+def _indivisible(run: RunFolder, whole: int, error: SpecError) -> str:
+    possible = [str(ranks) for ranks in range(1, whole + 1) if whole % ranks == 0]
+    shown = ", ".join(possible[:12]) + (" and more" if len(possible) > 12 else "")
+    fault = error.faults[0]
+    return (
+        f"{run.run_id}: {fault.field}: {fault.wrong}. The run's steps have a global batch of {whole}, which stays; "
+        f"it can go on with {shown} ranks"
+    )
 
 
 def _escaped(value: Any) -> Any:

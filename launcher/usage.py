@@ -44,7 +44,7 @@ options
 exit codes
   0 done   2 bad spec or usage   3 rejected by the scheduler   4 scheduler not reachable
   5 the job failed, or verify or drill found something wrong
-  130 interrupted   143 stopped on a signal
+  93 gave way to a newer attempt of the same run   130 interrupted   143 stopped on a signal
 """
 
 

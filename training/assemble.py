@@ -35,7 +35,7 @@ from .schedule import BatchPlan, check_schedule, scaled_lr
 from .shelf import Keep
 from .step import Stepper
 from .stop import StopFlag
-from .task import Task, load_task
+from .task import Task, load_task, source_of
 from .wandb_sink import open_sink
 from .watchdog import Watchdog
 from .words import described
@@ -75,6 +75,7 @@ def assemble(
     stepper = Stepper(task, model, optimizer, settings, ranks, device, order)
     if found is not None:
         check_same_data(data.slots, found)
+        check_length(data.total_steps, found)
         checkpoints.load(found, model, optimizer)
     metrics = _open_metrics(config, folder, ranks, attempt, data, stop)
     progress = Progress(data.total_steps, sys.stdout) if ranks.rank == 0 else None
@@ -102,7 +103,7 @@ def assemble(
         health=Health(settings.health, metrics, progress, found.extra.get("health", {}) if found else {}),
         replicas=Replicas(model, ranks),
         watchdog=watchdog,
-        commit=read_json(folder.run_json).get("commit") if folder.run_json.exists() else None,
+        code={"commit": _identity(folder).get("commit"), **source_of(task)},
     ), found
 
 
@@ -116,10 +117,19 @@ def _open_checkpoints(settings: CheckpointConfig, folder: RunFolder, ranks: Rank
     strict = settings.on_failure == "stop"
     newer = partial(folder.newer_attempt, attempt)
     checkpoints = Checkpoints(settings.folder or str(folder.checkpoints), keep, ranks, pauses, strict, newer)
+    if settings.folder is not None:
+        checkpoints.claim(_identity(folder).get("run_id", folder.run_id))
     if ranks.rank == 0 and settings.keep_best is not None:
         for record in records(folder.metrics, "eval"):
-            checkpoints.score(int(record["step"]), score(settings.keep_best, record))
+            value = score(settings.keep_best, record)
+            if value is not None:
+                checkpoints.score(int(record["step"]), value)
     return checkpoints
+
+
+def _identity(folder: RunFolder) -> dict[str, Any]:
+    """What `launch` wrote down of the run; empty for a run that it did not start."""
+    return dict(read_json(folder.run_json)) if folder.run_json.exists() else {}
 
 
 def _open_metrics(
@@ -154,6 +164,15 @@ def check_same_data(slots: Slots, found: Found) -> None:
                 f"train.task: {found.name} was trained on {words}: {before.get(name)!s:.60} then, {now[name]!s:.60} "
                 "now. What was seen of it cannot be told: start a new run, with train.init_from for its weights"
             )
+
+
+def check_length(total_steps: int, found: Found) -> None:
+    """Refuse to make a run shorter than it is. Errors: ConfigError with the numbers."""
+    if found.step > total_steps:
+        raise ConfigError(
+            f"train.steps, train.epochs: they make {total_steps} steps, but {found.step} are done ({found.name}); give "
+            "at least as many"
+        )
 
 
 def _open_data(task: Task, settings: TrainConfig, plan: BatchPlan, ranks: Ranks) -> _Data:

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from .agree import reason, together
 from .buffers import Buffers, Files
 from .config import RunConfig
-from .errors import CheckpointError
+from .errors import CheckpointError, ConfigError
 from .finite import Watched
 from .manifest import Found
 from .ranks import Ranks
@@ -78,6 +78,19 @@ class Checkpoints:
         self._ended: list[Saved] = []
         self._last: Saved | None = None
 
+    def claim(self, run: str) -> None:
+        """Make the folder that run's own, where it lies outside of the run's folder.
+
+        Errors: ConfigError when it is another run's, whose checkpoints this one would go on from, or spoil.
+        """
+        owner = self._together("the folder of checkpoints cannot be used", lambda: self._shelf.claim(run))[0]
+        if owner != run:
+            raise ConfigError(
+                f"train.checkpoint.folder: {self._folder.full('')} holds the checkpoints of the run {owner}; give this "
+                f"run a folder of its own, go on with the other by launch resume {owner}, or begin with its weights by "
+                f"train.init_from"
+            )
+
     def newest(self, wanted: Callable[[int], bool] | None = None) -> Found | None:
         """The newest complete checkpoint, of those whose step is wanted; the same one on every rank, or None.
 
@@ -125,13 +138,13 @@ class Checkpoints:
         samples: int,
         model: nn.Module,
         optimizer: Optimizer,
-        config: RunConfig,
+        config: RunConfig | None = None,
         ledger: dict[str, Any] | None = None,
         extra: dict[str, Any] | None = None,
     ) -> None:
         """Copy the state of the bare `model` after `step` optimizer steps and `samples` samples, and start to write.
 
-        It waits for the save before it, if that is still under way. `ledger` is this rank's part of the ledger, `extra`
+        It waits for the save before it, if that is still under way. `config` is for the record, `ledger` this rank's part of the ledger, `extra`
         further state of the loop, alike on all ranks; both JSON. How it went: `poll`. Errors: NotFinite when the state
         of the save before was spoiled, Superseded when a newer attempt had begun; with `strict`, whatever was wrong.
         """
@@ -172,7 +185,9 @@ class Checkpoints:
         ended, self._ended = self._ended, []
         return ended
 
-    def save(self, step: int, samples: int, model: nn.Module, optimizer: Optimizer, config: RunConfig) -> None:
+    def save(
+        self, step: int, samples: int, model: nn.Module, optimizer: Optimizer, config: RunConfig | None = None
+    ) -> None:
         """`begin` and `finish`. A good checkpoint of the same step and samples is left as it is."""
         self.begin(step, samples, model, optimizer, config)
         self.finish()

@@ -109,7 +109,7 @@ class CheckpointConfig:
     keep_best: str | None = None
     """Also the one with the best result of this evaluation metric is kept; `-loss`: the lowest loss is the best."""
     folder: str | None = None
-    """Any URL that fsspec opens; null: `checkpoints` in the run folder."""
+    """A path or any URL that fsspec opens, this run's own and shared by its ranks; null: in the run folder."""
     behind: bool = True
     """Write while training goes on; false: training waits until the checkpoint is durable."""
     retries: int = 2

@@ -32,7 +32,7 @@ def compute_the_same_each_time() -> None:
 def refuse(model: nn.Module) -> None:
     """Errors: ConfigError for a part of the model whose gradient cannot be that of its micro-batch alone."""
     for name, module in model.named_modules():
-        where = f"{KEY}: {name or 'the model'} is"
+        where = f"{KEY}: {f'module {name!r} of the model' if name else 'the model'} is"
         if isinstance(module, nn.SyncBatchNorm):
             raise ConfigError(
                 f"{where} a SyncBatchNorm, whose means are taken over the ranks, so they hang on their number; "

@@ -55,7 +55,8 @@ class Health:
         """
         assert reading.fault is not None
         if self.skips >= self._config.max_skips:
-            raise _worse(reading.fault, f"after {self.skips} such steps (train.health.max_skips), ")
+            several = "s" if self.skips != 1 else ""
+            raise _worse(reading.fault, f"after {self.skips} such step{several} (train.health.max_skips), ")
         self.skips += 1
         if self.at_once:
             self.bad = reading

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from .checkpoint import Checkpoints
 from .config import RunConfig
-from .errors import ConfigError
 from .evaluate import evaluate
 from .health import Health
 from .ledger import Ledger
@@ -70,8 +69,8 @@ class Job:
     health: Health
     replicas: Replicas
     watchdog: Watchdog
-    commit: str | None = None
-    """Of the user's code, as `launch` found it."""
+    code: dict[str, Any] = field(default_factory=dict)
+    """Of the user's code: the commit of the folder that `launch` was called in, and the hash of the task's file."""
 
 
 def train(job: Job, step: int, samples: int) -> Outcome:
@@ -135,7 +134,7 @@ def save(job: Job, step: int, samples: int, wait: bool) -> None:
     Errors: those of `Checkpoints.begin` and `Checkpoints.finish`.
     """
     with job.watchdog.slow():
-        extra = {"health": job.health.state(), "gradients": job.stepper.order, "commit": job.commit}
+        extra = {"health": job.health.state(), "gradients": job.stepper.order, "code": job.code}
         job.checkpoints.begin(step, samples, job.model, job.optimizer, job.config, job.ledger.part(), extra)
         job.pace.began(step)
         if wait or not job.config.train.checkpoint.behind:
@@ -161,24 +160,29 @@ def run_evaluation(job: Job, step: int, samples: int) -> dict[str, float] | None
     if results is not None:
         job.metrics.write({**results, "step": step, "samples": samples, "kind": "eval"})
         if job.config.train.checkpoint.keep_best is not None:
-            job.checkpoints.score(step, score(job.config.train.checkpoint.keep_best, results))
+            value = score(job.config.train.checkpoint.keep_best, results)
+            if value is not None:
+                job.checkpoints.score(step, value)
+            elif job.progress is not None:
+                job.progress.note(
+                    f"train.checkpoint.keep_best: {job.config.train.checkpoint.keep_best}: no best one is kept, since "
+                    f"the evaluation has no such result; it has {', '.join(results)}"
+                )
         if job.progress is not None:
             shown = "  ".join(f"test {name} {value:.4f}" for name, value in results.items())
             job.progress.note(f"step {step}  {shown}")
     return results
 
 
-def score(metric: str, results: Mapping[str, float]) -> float:
+def score(metric: str, results: Mapping[str, Any]) -> float | None:
     """What `train.checkpoint.keep_best` goes by: a result's value, or with a leading minus its negative.
 
-    Errors: ConfigError when there is no such result.
+    None when there is no such result.
     """
     name = metric.removeprefix("-")
     if name not in results:
-        raise ConfigError(
-            f"train.checkpoint.keep_best: {metric}: the evaluation has no {name!r}; it has {', '.join(results)}"
-        )
-    return -results[name] if metric.startswith("-") else results[name]
+        return None
+    return -float(results[name]) if metric.startswith("-") else float(results[name])
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -56,7 +56,7 @@ class Replicas:
         columns = zip(*(digests for _, digests in seen), strict=True)
         names = [name for name, column in zip(self._named, columns, strict=True) if len(set(column)) > 1]
         rest = len(values) - len(differing)
-        from_whom = f"from those of the other {rest} ranks" if rest else "from each other, and no most agree"
+        from_whom = f"from those of the other {rest} ranks" if rest else "from each other, and no majority agrees"
         return (
             f"step {step}: the parameters of {ranks} differ {from_whom}, in {', '.join(names[:3])}"
             f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}; no checkpoint was written after it. A device "

@@ -158,6 +158,11 @@ def _announce(job: Job, folder: RunFolder, found: Found | None, device: torch.de
     job.progress.note(f"ranks  {world} on {kind}, {job.config.train.precision}, {len(job.loader.dataset)} samples")
     if found is not None:
         job.progress.note(f"resume {found.name}: step {found.step}/{job.total_steps}, {found.samples} samples seen")
+        before = found.extra.get("code", {})
+        if before.get("file") == job.code.get("file") and before.get("xxh3_128") != job.code.get("xxh3_128"):
+            job.progress.note(f"note   {before['file']} is not what it was when {found.name} was saved")
+    elif (trained := max((int(line["step"]) for line in records(folder.metrics, "train")), default=0)) > 0:
+        job.progress.note(f"note   earlier attempts came to step {trained}, but no checkpoint is there: begins anew")
 
 
 def _write_down(job: Job, attempt: AttemptFolder, found: Found | None) -> None:

@@ -117,6 +117,11 @@ class RunFolder:
         return self.path / "overrides.json"
 
     @property
+    def spec_before(self) -> Path:
+        """The spec before the last `launch resume` that changed it."""
+        return self.path / "spec-before.yaml"
+
+    @property
     def resumes_jsonl(self) -> Path:
         """One line for each `launch resume` that changed the spec."""
         return self.path / "resumes.jsonl"
@@ -166,7 +171,7 @@ class RunFolder:
         return sorted(n for n in (int(p.name) for p in self.attempts.glob("[0-9]*") if p.name.isdigit()) if n > after)
 
     def newer_attempt(self, than: int) -> int | None:
-        """The number of the newest attempt, if one began after attempt `than`; where none did, one look at the disk."""
+        """The number of the newest attempt, if one began after attempt `than`."""
         newest = self.last_attempt(than) if self.attempt(than + 1).path.exists() else None
         return newest.number if newest is not None else None
 

@@ -47,7 +47,7 @@ class Content:
     step: int
     samples: int
     copied: Copied
-    config: RunConfig
+    config: RunConfig | None
     ledger: dict[str, Any]
     extra: dict[str, Any]
 
@@ -150,16 +150,27 @@ class Writer:
             files[name] = self.folder.write(f"{place}/{name}", [image.content])
         return files, content.ledger, None
 
+    def _refuse_unseen(self, place: str, files: dict[str, Written]) -> None:
+        """Errors: CheckpointError where rank 0 does not see a rank's file: the ranks do not share the folder."""
+        there = set(self.folder.names(place))
+        for name, written in files.items():
+            if name not in there or self.folder.size(f"{place}/{name}") != written.size:
+                raise CheckpointError(
+                    f"{self.folder.full(name)}: rank 0 does not see what another rank wrote; the folder of checkpoints "
+                    "must be one that all ranks share"
+                )
+
     def _publish(
         self, place: str, content: Content | CheckpointError, files: dict[str, Written], ledgers: list[dict[str, Any]]
     ) -> None:
         assert isinstance(content, Content)
+        self._refuse_unseen(place, files)
         described = manifest.describe(
             content.step,
             content.samples,
             self.ranks.world_size,
             files,
-            to_plain(content.config),
+            {} if content.config is None else to_plain(content.config),
             Ledger.total(ledgers) if all(ledgers) else {},
             content.extra,
         )

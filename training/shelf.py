@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import sys
@@ -15,6 +16,8 @@ from .manifest import MANIFEST, DamagedError, Found
 from .storage import Folder
 
 _STEP = re.compile(r"step-(\d+)")
+_OWNER = "owner.json"
+"""Names the run whose checkpoints these are, in a folder outside of the run's own."""
 _STAGED = re.compile(r"\.step-\d+\.[0-9a-f]+\.tmp")
 
 
@@ -39,6 +42,23 @@ class Shelf:
         """Score of a checkpoint by step, the higher the better."""
         self.aside: dict[str, str] = {}
         """What was set aside: the name that it has now, and why."""
+
+    def claim(self, run: str) -> str:
+        """Make the folder that run's own, unless it is another's already; returns whose it is. Errors: OSError."""
+        self._folder.make("")
+        for _ in range(2):
+            try:
+                return str(json.loads(self._folder.read(_OWNER))["run"])
+            except FileNotFoundError:
+                pass
+            except (ValueError, KeyError, TypeError):
+                self._folder.remove(_OWNER)  # its writing did not end
+            try:
+                self._folder.write(_OWNER, [json.dumps({"run": run}).encode()])
+                self._folder.flush("")
+            except FileExistsError:
+                continue  # another run was faster
+        return run
 
     def newest(self, wanted: Callable[[int], bool] | None = None, set_aside: bool = True) -> Found | None:
         """The newest good checkpoint, of those whose step is wanted. Damaged ones are named, and set aside if asked.

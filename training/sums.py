@@ -15,7 +15,7 @@ from .ranks import Ranks
 from .tree import Plan, add_up
 
 _LITTLE = 1 << 18
-"""Bytes that arrive no later than a second collective would begin."""
+"""Up to so many bytes, one collective takes less time than two that move fewer."""
 
 
 class Flat:

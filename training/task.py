@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from .bytestream import digest_of
 from .config import TrainConfig
 from .errors import ConfigError
 
@@ -81,6 +83,15 @@ def _task_class(path: str) -> Any:
         if module_name.partition(".")[0] == __package__.partition(".")[0]:
             hint = "; this is the launcher's own: put the folder of yours into python_path, or launch from it"
         raise ConfigError(f"train.task: {path}: {module.__file__} has no class {class_name!r}{hint}") from None
+
+
+def source_of(task: Any) -> dict[str, str]:
+    """Name, and XXH3 hash as `xxh3_128`, of the `file` that a task's class is in; empty where none can be read."""
+    try:
+        path = Path(inspect.getsourcefile(type(task)) or "")
+        return {"file": path.name, "xxh3_128": digest_of(path.read_bytes())}
+    except (OSError, TypeError):
+        return {}
 
 
 def _check_options(kind: Any, config: TrainConfig) -> None:

@@ -104,7 +104,7 @@ def examine(
         if place:
             check.notes += _changes(attempt.number, begun[place - 1][1], began)
     if begun and begun[-1][0] is attempts[-1]:
-        check.faults += _end(*begun[-1], kept)
+        check.faults += _end(*begun[-1], kept, train)
         if train is not None:
             check.faults += _against_spec(*begun[-1], train)
     if not attempts or check.faults:
@@ -175,9 +175,11 @@ def _reach(attempt: Attempt, began: Began) -> int:
     return max([began.step, *attempt.steps]) + began.log_every_steps - 1
 
 
-def _end(attempt: Attempt, began: Began, kept: list[Kept]) -> list[str]:
+def _end(attempt: Attempt, began: Began, kept: list[Kept], train: TrainConfig | None) -> list[str]:
     """A run that is done has saved its last step."""
     newest = max((one.step for one in kept), default=None)
+    if _cause(attempt) == "done" and newest is None and train is not None and train.checkpoint.at_end:
+        return ["the run is done, and its spec saves at the end, but it has no checkpoint"]
     if _cause(attempt) != "done" or newest is None or newest >= began.total_steps:
         return []
     return [f"the run is done with {began.total_steps:,} steps, but its newest checkpoint is of step {newest:,}"]

@@ -47,9 +47,16 @@ def test_a_finished_run_is_made_longer_at_other_numbers_of_ranks_and_holds(tmp_p
     refused = launch(tmp_path, "resume", name, "train.steps=120", "resources.tasks_per_node=5")
     assert refused.returncode == 2
     assert "train.batch.global: 24 is no multiple of 5 ranks" in refused.stderr
+    assert "it can go on with 1, 2, 3, 4, 6, 8, 12, 24 ranks" in refused.stderr
+    before = (run / "spec.yaml").read_bytes()
+    shorter = launch(tmp_path, "resume", name, "train.steps=30")
+    assert shorter.returncode == 2
+    assert "they make 30 steps, but 95 are done" in shorter.stderr
+    assert "attempt 4 could not begin so: the spec is what it was before" in shorter.stderr
+    assert (run / "spec.yaml").read_bytes() == before
     checked = launch(tmp_path, "verify", name)
     assert checked.returncode == 0, checked.stdout
-    assert "3 attempts: done, done, done; went on from step 60, 80" in checked.stdout
+    assert "4 attempts: done, done, done, failed; went on from step 60, 80" in checked.stdout
     assert json.loads((run / "resumes.jsonl").read_text().splitlines()[0])["changed"]["train.steps"] == "60 -> 80"
     assert "\\${not.a.key}" not in (run / "spec.yaml").read_text()
     assert "${not.a.key}" in (run / "spec.yaml").read_text()
@@ -149,3 +156,38 @@ def test_an_attempt_gives_way_to_a_newer_one(tmp_path: Path) -> None:
     assert re.search("launch: attempt 1 gave way: .*attempt 2 of this run has begun, so this older one saves", shown)
     assert "Traceback" not in shown
     assert [json.loads(line)["cause"] for line in folder.attempts_jsonl.read_text().splitlines()] == ["superseded"]
+
+
+def test_a_new_run_does_not_take_over_another_one_s_folder_of_checkpoints(tmp_path: Path, launch: Launch) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    words = ("spec.yaml", "executor=local", "train.steps=10", "train.checkpoint.folder=ours")
+    assert launch(tmp_path, *words).returncode == 0
+    first = _run(tmp_path)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "ours").iterdir()}
+    refused = launch(tmp_path, *words, "train.seed=3")
+    assert refused.returncode == 2
+    assert f"ours holds the checkpoints of the run {first.name}; give this run a folder of its own" in refused.stderr
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "ours").iterdir()} == before
+    assert launch(tmp_path, "resume", first.name, "train.steps=15").returncode == 0
+
+
+def test_checkpoints_that_the_ranks_do_not_share_are_refused_by_the_save(tmp_path: Path, launch: Launch) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    words = ("train.steps=10", "train.checkpoint.folder=memory://x", "train.checkpoint.retries=0")
+    done = launch(tmp_path, "spec.yaml", "executor=local", *words)
+    assert done.returncode == 5
+    assert "rank 0 does not see what another rank wrote; the folder of checkpoints must be one that all" in done.stderr
+
+
+def test_a_resume_with_other_code_says_so_and_a_best_one_by_an_unknown_result_is_none(
+    user: Path, launch: Launch
+) -> None:
+    done = launch(user, "spec.yaml", "train.checkpoint.keep_best=f1", "train.task=tasks:Measured")
+    assert done.returncode == 0, done.stderr
+    assert "train.checkpoint.keep_best: f1: no best one is kept" in done.stdout
+    name = _run(user).name
+    again = launch(user, "resume", name, "train.steps=9")
+    assert "tasks.py is not what it was" not in again.stdout
+    (user / "tasks.py").write_text((user / "tasks.py").read_text() + "\n# another\n")
+    again = launch(user, "resume", name, "train.steps=10")
+    assert "note   tasks.py is not what it was when step-000000009 was saved" in again.stdout

@@ -490,3 +490,18 @@ def test_the_first_difference_of_two_checkpoints_is_named(tmp_path: Path) -> Non
     assert difference.first_difference(places[0], one, places[1]) == (
         "model-00000.safetensors: w[1]: 2.0 in the run, 2.5 in the replay (2 of 3 values differ)"
     )
+
+
+def test_a_damaged_file_is_a_difference_though_both_manifests_name_the_same_hash(tmp_path: Path) -> None:
+    store = LocalFolder(tmp_path / "a")
+    store.make("step-000000004")
+    name = "step-000000004/model-00000.safetensors"
+    files = {"model-00000.safetensors": store.write(name, [tensors(w=[1.0, 2.0])])}
+    store.write("step-000000004/manifest.json", [describe(4, 20, 1, files, {}, {}, {})])
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    content = bytearray((tmp_path / "b" / name).read_bytes())
+    content[-1] ^= 0x40
+    (tmp_path / "b" / name).write_bytes(content)
+    found = difference.first_difference(store, parse(store, "step-000000004"), LocalFolder(tmp_path / "b"))
+    assert found is not None
+    assert found.startswith("model-00000.safetensors: w[1]: 2.0 in the run, ")

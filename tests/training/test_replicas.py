@@ -77,6 +77,6 @@ def test_a_rank_that_differs_is_named_on_all(gang: Gang) -> None:
     assert answers == [answers[0]] * 3
     said = f"step 7: the parameters of {second} differ from those of the other 2 ranks, in 1.bias; no checkpoint"
     assert answers[0].startswith(said)
-    both = f"step 7: the parameters of {first}, {second} differ from each other, and no most agree"
+    both = f"step 7: the parameters of {first}, {second} differ from each other, and no majority agrees"
     assert gang(2, _compare, [0])[0].startswith(both)
     assert gang(2, _compare, []) == ["", ""]

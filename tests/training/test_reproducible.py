@@ -155,6 +155,7 @@ CASES = {
     "dropout": Case("dropout", 53),
     "batch norm": Case("restless", 62, MOMENTUM),
     "batch norm, tail of four": Case("restless", 52, replace(MOMENTUM, clip_norm=0.5)),
+    "fewer samples than ranks": Case("dropout", 5),
     "text": Case("text", 61),
     "text in bf16": Case("text", 53, precision="bf16"),
     "fp64": Case("dropout", 49, precision="fp64"),

@@ -167,11 +167,11 @@ def test_a_parameter_without_a_gradient_is_named_in_any_step() -> None:
     [
         (
             lambda: nn.SyncBatchNorm(1),
-            "train.reproducible: part is a SyncBatchNorm, whose means are taken over the ranks",
+            "train.reproducible: module 'part' of the model is a SyncBatchNorm, whose means are taken over the ranks",
         ),
         (
             lambda: nn.Embedding(2, 2, sparse=True),
-            "train.reproducible: part is an Embedding with sparse gradients; give it sparse=False",
+            "train.reproducible: module 'part' of the model is an Embedding with sparse gradients; give it",
         ),
     ],
 )
