@@ -84,7 +84,7 @@ def report(ranks: int, results: dict[str, list[dict[str, float]]], rounds: int) 
             ["limit: write of all with fsync", "-", f"{limits['write_s']:.3f}", "-", "-", "-"],
         ]
     size = next(iter(medians.values()))["bytes"] / 1e9
-    head = ["way", "stall s", "total s", "steps slower by", "load s", "peak MB"]
+    head = ["way", "stall s", "total s", "step time x", "load s", "peak MB"]
     table(f"{size:.2f} GB on {ranks} rank{'s' if ranks > 1 else ''}, median of {rounds} rounds", head, rows)
     found: dict[str, Any] = {**medians, "limits": limits}
     if limits and "ours" in medians:

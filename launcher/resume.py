@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from training.config import BatchConfig, from_plain
 from training.runfolder import RunFolder, read_json, write_json
 from training.schedule import batch_plan
 
@@ -115,15 +116,19 @@ def refuse_running(run: RunFolder) -> None:
 
 
 def _kept_per_rank(before: dict[str, Any], resolved: Resolved) -> list[str]:
-    """Overrides that keep the micro-batch of a rank, by accumulation, where the global batch is a multiple of it."""
+    """Overrides that keep the micro-batch of a rank, by accumulation, where the global batch is a multiple of it.
+
+    A step's last bits and its memory hang on it, and the figures of a batch norm.
+    """
     assert resolved.spec.train is not None
     batch, resources = resolved.spec.train.batch, resolved.spec.resources
-    given = before["train"]["batch"]["per_rank"]
-    if given is None or batch.per_rank is not None or batch.global_size is None:
+    if batch.per_rank is not None or batch.accumulate is not None or batch.global_size is None:
         return []
-    if batch.global_size % (given * resources.nodes * resources.tasks_per_node):
+    earlier = before["resources"]["nodes"] * before["resources"]["tasks_per_node"]
+    per_rank = batch_plan(from_plain(BatchConfig, before["train"]["batch"]), earlier).per_rank
+    if batch.global_size % (per_rank * resources.nodes * resources.tasks_per_node):
         return []
-    return [f"train.batch.per_rank={given}"]
+    return [f"train.batch.per_rank={per_rank}"]
 
 
 def _global_batch(run: RunFolder, overrides: list[str]) -> int | None:

@@ -144,8 +144,8 @@ class Checkpoints:
     ) -> None:
         """Copy the state of the bare `model` after `step` optimizer steps and `samples` samples, and start to write.
 
-        It waits for the save before it, if that is still under way. `config` is for the record, `ledger` this rank's part
-        of the ledger, `extra` further state of the loop, alike on all ranks; both JSON. How it went: `poll`.
+        It waits for the save before it, if that is still under way. `config` is for the record, `ledger` this rank's
+        part of the ledger, `extra` further state of the loop, alike on all ranks; both JSON. How it went: `poll`.
         Errors: NotFinite when the state of the save before was spoiled, Superseded when a newer attempt had begun; with
         `strict`, whatever was wrong.
         """

@@ -162,7 +162,8 @@ class Rehearsal:
             raise self._no_space(name)
         for fault in [fault for fault in self._due("save", self._saving) if fault.operation == here]:
             self._faults.remove(fault)
-            point = f"{kind} {_DRAWN.sub('.tmp', name.rpartition('/')[2]) or 'the folder'}"
+            away = kind == "publish" and rest[0].startswith(".")  # an old checkpoint, hidden before it is removed
+            point = f"{'hide' if away else kind} {_DRAWN.sub('.tmp', name.rpartition('/')[2]) or 'the folder'}"
             if kind == "write" and fault.action != "stop":
                 real(name, _beginning(rest[0], fault.share))
                 point += f", {fault.share:.0%} of its bytes"

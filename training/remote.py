@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .bytestream import Written, digest_of_file, pour
+from .bytestream import Written, digest_of, digest_of_file, pour
 
 T = TypeVar("T")
 
@@ -62,12 +62,24 @@ class RemoteFolder:
     def make(self, name: str) -> None:
         self._translate(name, lambda: self._files.makedirs(self._at(name), exist_ok=True))
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> Written:
+    def write(self, name: str, chunks: Iterable[bytes | memoryview], exclusive: bool = False) -> Written:
+        """`exclusive`: only if there is no such object yet, in one request, where the store has that."""
+
+        def put_new() -> Written:
+            content = b"".join(chunks)
+            try:
+                self._files.pipe_file(self._at(name), content, mode="create")
+            except FileExistsError:
+                raise FileExistsError(errno.EEXIST, "exists already", self.full(name)) from None
+            except (NotImplementedError, TypeError, ValueError):  # a store, or its package, that has no such request
+                self._files.pipe_file(self._at(name), content)
+            return Written(len(content), digest_of(content))
+
         def put_all() -> Written:
             with self._files.open(self._at(name), "wb") as out:
                 return pour(chunks, out.write)
 
-        return self._translate(name, put_all)
+        return self._translate(name, put_new if exclusive else put_all)
 
     def flush(self, name: str) -> None:
         """Nothing to do: an object is durable when its write has returned."""
@@ -90,7 +102,7 @@ class RemoteFolder:
     def _translate(self, name: str, work: Callable[[], T]) -> T:
         try:
             return work()
-        except FileNotFoundError:
+        except (FileNotFoundError, FileExistsError):
             raise
         except Exception as error:  # every store brings its own exceptions
             code = getattr(error, "errno", None)

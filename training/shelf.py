@@ -54,7 +54,7 @@ class Shelf:
             except (ValueError, KeyError, TypeError):
                 self._folder.remove(_OWNER)  # its writing did not end
             try:
-                self._folder.write(_OWNER, [json.dumps({"run": run}).encode()])
+                self._folder.write(_OWNER, [json.dumps({"run": run}).encode()], True)
                 self._folder.flush("")
             except FileExistsError:
                 continue  # another run was faster
@@ -103,7 +103,10 @@ class Shelf:
     def publish(self, place: str, step: int, samples: int, described: bytes) -> None:
         """Write the manifest of the files at `place`, and give the checkpoint its name."""
         self._folder.flush(place)
-        self._folder.write(f"{place}/{MANIFEST}", [described])
+        try:
+            self._folder.write(f"{place}/{MANIFEST}", [described], True)
+        except FileExistsError as error:
+            raise CheckpointError(f"{self._folder.full(place)} was published by another process meanwhile") from error
         if not self._folder.atomic:
             return
         self._folder.flush(place)

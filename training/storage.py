@@ -83,8 +83,11 @@ class LocalFolder:
             with suppress(PermissionError):  # a parent of others' may be entered, but not read
                 _flush(folder.parent)
 
-    def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> Written:
-        """Write a new file in pieces and make its content durable."""
+    def write(self, name: str, chunks: Iterable[bytes | memoryview], exclusive: bool = True) -> Written:
+        """Write a new file in pieces and make its content durable. It is always exclusive here: there is no such file.
+
+        Errors: FileExistsError.
+        """
         path = self._path / name
         out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         sink = Sink(out)

@@ -23,13 +23,17 @@ def verify(words: str, deep: bool) -> int:
     """
     folder = find(words)
     print(f"run  {folder.run_id}  {folder.path}", flush=True)
-    wrong, open_ends = 0, 0
+    wrong, held, open_ends = 0, 0, 0
     for check in checks(folder, deep):
         print("\n".join(check.lines()), flush=True)
         wrong += len(check.faults)
+        held += bool(check.text) and not check.faults
         open_ends += not check.text and not check.faults
     if wrong:
         print(f"verdict  {wrong} {'thing is' if wrong == 1 else 'things are'} wrong")
+        return JOB_FAILED
+    if not held:
+        print("verdict  nothing is recorded, so nothing is proved")
         return JOB_FAILED
     print(f"verdict  everything holds{' that is recorded' if open_ends else ''}")
     return DONE

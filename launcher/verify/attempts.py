@@ -178,8 +178,10 @@ def _reach(attempt: Attempt, began: Began) -> int:
 def _end(attempt: Attempt, began: Began, kept: list[Kept], train: TrainConfig | None) -> list[str]:
     """A run that is done has saved its last step."""
     newest = max((one.step for one in kept), default=None)
-    if _cause(attempt) == "done" and newest is None and train is not None and train.checkpoint.at_end:
+    if newest is None and _cause(attempt) == "done" and train is not None and train.checkpoint.at_end:
         return ["the run is done, and its spec saves at the end, but it has no checkpoint"]
+    if newest is None and attempt.stopped is not None and attempt.stopped["step"]:
+        return [f"the run stopped cleanly and saved at step {attempt.stopped['step']:,}, but it has no checkpoint"]
     if _cause(attempt) != "done" or newest is None or newest >= began.total_steps:
         return []
     return [f"the run is done with {began.total_steps:,} steps, but its newest checkpoint is of step {newest:,}"]

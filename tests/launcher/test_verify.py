@@ -441,12 +441,23 @@ def test_a_done_run_without_its_last_checkpoint_is_seen(run: Run, verify: Verify
 def test_a_run_under_way_and_one_without_a_ledger_are_not_called_wrong(tmp_path: Path, verify: Verify) -> None:
     made = Run(tmp_path / "run")
     code, out = verify(made)
-    assert code == 0 and "--   checkpoints  not recorded" in out and "everything holds that is recorded" in out
+    assert code == 5 and "--   checkpoints  not recorded" in out and "nothing is recorded, so nothing is proved" in out
     made.attempt(0, 6, saves=[4], cause="killed")
     made.folder.attempt(1).result.unlink()
     made.forge(4, lambda body: body.update(ledger={}))
     code, out = verify(made)
     assert code == 0 and "step-000000004 has no ledger" in out and "1 attempt: no verdict" in out
+
+
+def test_a_run_whose_checkpoints_are_all_gone_is_wrong(tmp_path: Path, verify: Verify) -> None:
+    for cause, words in (
+        ("done", "the run is done, and its spec saves at the end, but it has no checkpoint"),
+        ("stopped", "the run stopped cleanly and saved at step 12, but it has no checkpoint"),
+    ):
+        made = Run(tmp_path / cause)
+        made.attempt(0, 12, saves=[12], cause=cause)
+        shutil.rmtree(made.folder.checkpoints)
+        assert f"BAD  attempts     {words}" in wrong(verify, made)
 
 
 def test_a_run_is_found_by_its_id_and_its_absence_is_a_usage_error(
