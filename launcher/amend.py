@@ -11,6 +11,9 @@ from training.runfolder import RunFolder, append_json
 from . import finish
 from .errors import BAD_SPEC
 
+_REFUSALS = ("ConfigError", "CheckpointError", "DataError")
+"""What ranks raise when what they are given does not fit together."""
+
 
 def amend(run: RunFolder, text: str, overrides: list[str], changed: dict[str, str]) -> None:
     """Give the run another spec. The one before it is kept, for `take_back`. Errors: OSError."""
@@ -29,7 +32,7 @@ def take_back(run: RunFolder) -> int | None:
     if attempt is None or not run.spec_before.exists() or attempt.began.exists():
         return None
     verdict = finish.read_verdict(attempt)
-    if verdict is None or verdict.exit_code != BAD_SPEC:
+    if verdict is None or not (verdict.exit_code == BAD_SPEC or (verdict.text or "").startswith(_REFUSALS)):
         return None
     if attempt.path.stat().st_mtime < run.spec_before.stat().st_mtime:
         return None

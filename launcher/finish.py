@@ -15,6 +15,7 @@ from training.runfolder import AttemptFolder, RunFolder, append_json, read_json,
 
 from . import restart
 from .errors import BAD_SPEC, DO_NOT_RESTART, DONE, JOB_FAILED, TERMINATED
+from .processes import is_running
 
 Cause = Literal["done", "stopped", "failed", "hang", "killed", "superseded"]
 """stopped: cleanly, because it was asked to; hang: nothing moved, which its ranks noticed themselves; killed: with its
@@ -82,8 +83,16 @@ def close_earlier(folder: RunFolder, attempt: AttemptFolder) -> None:
     """Give earlier attempts that were killed with their batch script or host process the verdict that they lack."""
     for number in range(1, attempt.number):
         earlier = folder.attempt(number)
-        if earlier.path.exists() and not earlier.result.exists():
+        if earlier.path.exists() and not earlier.result.exists() and not _runs_here(earlier):
             close(folder, earlier)
+
+
+def _runs_here(attempt: AttemptFolder) -> bool:
+    """A local attempt whose host process is alive gives way by itself, and says so."""
+    try:
+        return is_running(int(read_json(attempt.path / "host.json")["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def close(folder: RunFolder, attempt: AttemptFolder) -> Verdict:

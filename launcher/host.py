@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -56,8 +57,7 @@ class HostJob:
         finish.close_earlier(folder, attempt)
         code = run_attempt(folder, attempt)
         if code != DONE:
-            sys.stdout.flush()
-            os._exit(code)
+            _leave(code)
 
 
 @dataclass
@@ -169,9 +169,15 @@ def _rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placement
         print(text, file=sys.stderr)
         worker.record_failure(attempt, place, type(error).__name__, str(error), text)
     finally:
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """Whatever becomes of the last lines: the disk that holds the log may be full."""
+    with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+    os._exit(code)
 
 
 def _redirect(log: Path) -> None:

@@ -16,12 +16,13 @@ from training.config import BatchConfig, from_plain
 from training.runfolder import RunFolder, read_json, write_json
 from training.schedule import batch_plan
 
-from . import slurm, specfile
+from . import lock, slurm, specfile
 from .amend import amend, take_back
 from .errors import LaunchError, SpecError, UsageError
 from .host import read_host_pid
 from .processes import is_running
 from .runspec import load_spec
+from .screen import tell
 from .script import Submission
 from .specfile import Resolved, dumped
 from .verify import checkpoint_folder, checkpoints
@@ -50,13 +51,29 @@ where and with how many ranks it runs."""
 
 
 def prepare(run: RunFolder, overrides: list[str], change: bool) -> tuple[Resolved, Submission]:
+    """As `_prepare`. Errors: also LaunchError for a folder whose files are not those of a run."""
+    try:
+        lock.hold(run)
+        return _prepare(run, overrides, change)
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise LaunchError(f"{run.path}: is not the folder of a run as it was written: {_line(error)}") from error
+    except FileNotFoundError as error:
+        raise LaunchError(f"{error.filename}: is missing: this is not the whole folder of a run") from error
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _prepare(run: RunFolder, overrides: list[str], change: bool) -> tuple[Resolved, Submission]:
     """Make a run folder ready for another attempt, with `overrides` in its spec.
 
     Errors: SpecError for overrides that are wrong; UsageError when they change the global batch, or what else the run's
     steps hang on and `change` is not set; LaunchError while an attempt still runs.
     """
     refuse_running(run)
-    take_back(run)
+    if (refused := take_back(run)) is not None:
+        tell(f"{run.run_id}: attempt {refused} could not begin with what the last resume changed: that is taken back")
     before = yaml.safe_load(run.spec.read_text(encoding="utf-8"))
     whole = _global_batch(run, overrides)
     resolved = _resolve(run, overrides, whole)
@@ -142,7 +159,7 @@ def _global_batch(run: RunFolder, overrides: list[str]) -> int | None:
     folder = checkpoint_folder(run, spec)
     for name in sorted(folder.names(), reverse=True):
         if name.startswith("step-"):
-            with suppress(OSError, ValueError, KeyError):
+            with suppress(OSError, ValueError, KeyError, TypeError):
                 return int(checkpoints.parse(folder, name).ledger["data"]["global_size"])
     if any(override.startswith("train.batch") for override in overrides):
         return None

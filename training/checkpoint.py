@@ -15,6 +15,7 @@ ever pickled. Every rank takes part in every call.
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -122,8 +123,9 @@ class Checkpoints:
         return dict(self._shelf.aside)
 
     def score(self, step: int, value: float) -> None:
-        """Tell how good the model is at a step, the higher the better, for Keep.best."""
-        self._shelf.scores[step] = value
+        """Tell how good the model is at a step, the higher the better, for Keep.best. NaN is no score."""
+        if not math.isnan(value):
+            self._shelf.scores[step] = value
 
     def reserve(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Make room for copies ahead of the first save, in the background."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import NoReturn
+
+from .telling import tell
 
 LEAVE_WITHIN_S = 15.0
 """How long the clean-up of a rank may take once its work is done or has failed, before it is made to leave."""
@@ -24,11 +27,12 @@ def leave(code: int) -> NoReturn:
 
     It may hang in threads that a user's code left behind, and torch aborts in it now and then when gloo was used.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 
 def _leave(code: int, within_s: float) -> None:
-    print(f"the clean-up hung for {within_s:g} s: leaving without it, exit code {code}", file=sys.stderr, flush=True)
+    tell(f"the clean-up hung for {within_s:g} s: leaving without it, exit code {code}")
     os._exit(code)

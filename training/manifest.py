@@ -131,7 +131,7 @@ def _parse(name: str, content: bytes) -> Found:
         body = json.loads(content)
         if body.pop("digest") != _digest(body):
             raise DamagedError(f"{MANIFEST} does not match its own digest")
-        if body["format"] > FORMAT:
+        if int(body["format"]) > FORMAT:
             raise CheckpointError(
                 f"{name} has format {body['format']}, this version reads up to {FORMAT}: update ddp-launcher"
             )
@@ -149,9 +149,32 @@ def _parse(name: str, content: bytes) -> Found:
         raise DamagedError(f"{MANIFEST} is not valid: {type(error).__name__}: {error}") from error
     if int(name.rpartition("-")[2]) != found.step:
         raise DamagedError(f"{MANIFEST} is of step {found.step}")
+    _check_whole(found)
     if strange := [file for file in files if not _FILE.fullmatch(file)]:
         raise DamagedError(f"{MANIFEST} names files outside its folder: {strange}")
     return found
+
+
+def _check_whole(found: Found) -> None:
+    """Errors: DamagedError for a manifest that is valid JSON, and yet is not what a save writes."""
+    random_states = [file for file in found.files if file.startswith("rng-")]
+    needed = ["state.json", "model-00000.safetensors", "optimizer-00000.safetensors"]
+    missing = [file for file in needed if file not in found.files]
+    if missing or len(random_states) != found.world_size:
+        raise DamagedError(f"{MANIFEST} does not name the files of {found.world_size} ranks: {', '.join(found.files)}")
+    if min(found.step, found.samples) < 0 or not isinstance(found.extra.get("health", {}), dict):
+        raise DamagedError(f"{MANIFEST} does not hold the state of a run")
+    ledger = found.ledger
+    try:
+        if ledger and int(ledger["since"]["samples"]) + int(ledger["samples"]) != found.samples:
+            raise DamagedError(
+                f"{MANIFEST} is of {found.samples} samples, its ledger of {ledger['samples']} since "
+                f"{ledger['since']['samples']}"
+            )
+        if ledger and not isinstance(ledger["data"], dict):
+            raise DamagedError(f"{MANIFEST} has a ledger of no data")
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"{MANIFEST} has no valid ledger: {type(error).__name__}: {error}") from error
 
 
 def _digest(body: dict[str, Any]) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 from .ranks import Ranks
 from .runfolder import RunFolder
+from .telling import tell
 
 
 class Sink(Protocol):
@@ -96,7 +96,7 @@ class Metrics:
             except Exception as error:  # noqa: BLE001 - foreign code; it must not change how training ended
                 self._report(type(sink).__name__, error)
         for place, count in self.lost.items():
-            print(f"metrics: {count} times a record did not reach {place}", file=sys.stderr, flush=True)
+            tell(f"metrics: {count} times a record did not reach {place}")
 
     def _append(self, line: bytes) -> None:
         if self._descriptor is None:
@@ -113,11 +113,7 @@ class Metrics:
 
     def _report(self, place: str, error: Exception) -> None:
         if place not in self.lost:
-            print(
-                f"metrics: {place}: {type(error).__name__}: {error}; training goes on, this is said once",
-                file=sys.stderr,
-                flush=True,
-            )
+            tell(f"metrics: {place}: {type(error).__name__}: {error}; training goes on, this is said once")
         self.lost[place] = self.lost.get(place, 0) + 1
 
 

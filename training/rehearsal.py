@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .errors import ConfigError
 from .ranks import Ranks
 from .runfolder import AttemptFolder, read_json
 
@@ -87,12 +88,14 @@ def encode(record: Path, faults: Iterable[Fault]) -> str:
 
 def rehearse(job: Job, attempt: AttemptFolder, step: int) -> None:
     """Let the job, which goes on from `step` steps, meet the faults that the environment names. Every rank calls it."""
-    told = json.loads(os.environ[VARIABLE])
-    record = Path(told["record"])
+    try:
+        told = json.loads(os.environ[VARIABLE])
+        record, faults = Path(told["record"]), [Fault(**fault) for fault in told["faults"]]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{VARIABLE} in the environment is no plan of a drill; unset it") from None
     if not attempt.path.is_relative_to(record.parent):
         return
     writer = job.checkpoints.writer
-    faults = [Fault(**fault) for fault in told["faults"]]
     rehearsal = Rehearsal(record, faults, attempt, job.ranks, writer.folder.full)
     _interpose(job.loader, "steps", partial(rehearsal.steps, step + 1))
     _interpose(writer, "run", rehearsal.save)

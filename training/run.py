@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from .rehearsal import VARIABLE, rehearse
 from .runfolder import AttemptFolder, RunFolder, write_json
 from .schedule import arithmetic_lines, batch_plan
 from .stop import StopFlag, agreed, handlers
+from .telling import tell
 from .watchdog import SLOW, Watchdog
 
 STORE_WAIT_S = 10.0
@@ -185,7 +185,7 @@ def _write_down(job: Job, attempt: AttemptFolder, found: Found | None) -> None:
     try:
         write_json(attempt.began, begun)
     except OSError as error:
-        print(f"{attempt.began}: {error.strerror}; training goes on without it", file=sys.stderr, flush=True)
+        tell(f"{attempt.began}: {error.strerror}; training goes on without it")
 
 
 def _settle(settings: configuration.TrainConfig) -> None:

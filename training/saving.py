@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import distributed as dist
 
@@ -24,8 +24,17 @@ from .snapshot import Snapshot
 from .storage import Folder
 
 T = TypeVar("T")
-_Share = tuple[dict[str, Written], dict[str, Any], tuple[str, float, str] | None]
-"""A rank's files, its part of the ledger, and what is spoiled in its share: name, value and host."""
+
+
+class _Share(NamedTuple):
+    """What a rank tells the others of its part of a save."""
+
+    step: int
+    samples: int
+    files: dict[str, Written]
+    ledger: dict[str, Any]
+    spoiled: tuple[str, float, str] | None = None
+    """Name, value and host of an element that may not be kept."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +128,16 @@ class Writer:
             return
         try:
             shares = self._together(failed, lambda: self._write_share(place, content), everyone=True)
-            self._refuse_spoiled(saved.step, [spoiled for *_, spoiled in shares])
-            files = {name: written for share, *_ in shares for name, written in share.items()}
-            ledgers = [ledger for _, ledger, _ in shares]
+            _refuse_mixed(shares)
+            self._refuse_spoiled(saved.step, [share.spoiled for share in shares])
+            files = {name: written for share in shares for name, written in share.files.items()}
+            ledgers = [share.ledger for share in shares]
             self._alone(failed, lambda: self._publish(place, content, files, ledgers))
         except TrainingError:
             if self.ranks.rank == 0:
                 self.shelf.drop(place)
             raise
-        saved.bytes = sum(written.size for written in shares[self.ranks.rank][0].values())
+        saved.bytes = sum(written.size for written in shares[self.ranks.rank].files.values())
         if self.ranks.rank == 0:
             self.shelf.retire(saved.step)
 
@@ -144,11 +154,11 @@ class Writer:
         self.folder.make(place)  # asks the server, where this node's view of a shared folder may be old
         self.buffers.wait()
         if spoiled := content.copied.watched.spoiled():
-            return {}, {}, (*spoiled, socket.gethostname())
+            return _Share(content.step, content.samples, {}, {}, (*spoiled, socket.gethostname()))
         files = {name: self.folder.write(f"{place}/{name}", [text]) for name, text in content.copied.texts.items()}
         for name, image in content.copied.images.items():
             files[name] = self.folder.write(f"{place}/{name}", [image.content])
-        return files, content.ledger, None
+        return _Share(content.step, content.samples, files, content.ledger)
 
     def _refuse_unseen(self, place: str, files: dict[str, Written]) -> None:
         """Errors: CheckpointError where rank 0 does not see a rank's file: the ranks do not share the folder."""
@@ -171,7 +181,7 @@ class Writer:
             self.ranks.world_size,
             files,
             {} if content.config is None else to_plain(content.config),
-            Ledger.total(ledgers) if all(ledgers) else {},
+            _total(content.step, content.samples, ledgers),
             content.extra,
         )
         self.shelf.publish(place, content.step, content.samples, described)
@@ -190,6 +200,25 @@ class Writer:
 
     def _together(self, failed: str, work: Callable[[], T], everyone: bool = False) -> list[T]:
         return together(self.ranks, failed, work, everyone, self.group)
+
+
+def _refuse_mixed(shares: list[_Share]) -> None:
+    """Errors: CheckpointError, on all ranks alike, when their parts are of different saves."""
+    steps = [share.step for share in shares]
+    if len({(share.step, share.samples) for share in shares}) > 1:
+        raise CheckpointError(f"the ranks are not at the same save: they are at those of steps {steps}")
+
+
+def _total(step: int, samples: int, ledgers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The ranks' parts of the ledger in one; empty where there are none.
+
+    Errors: CheckpointError when it does not hold the samples that the run has consumed.
+    """
+    whole = Ledger.total(ledgers) if all(ledgers) else {}
+    if whole and whole["since"]["samples"] + whole["samples"] != samples:
+        counted = f"{whole['samples']} samples since {whole['since']['samples']}"
+        raise CheckpointError(f"step {step}: the ledger has {counted}, the run has seen {samples}")
+    return whole
 
 
 def shares(snapshot: Snapshot, alike: set[str], world_size: int) -> list[Snapshot]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from .agree import reason
 from .errors import CheckpointError
 from .manifest import MANIFEST, DamagedError, Found
 from .storage import Folder
+from .telling import tell
 
 _STEP = re.compile(r"step-(\d+)")
 _OWNER = "owner.json"
@@ -183,7 +183,7 @@ class Shelf:
 
 def say(text: str) -> None:
     """A line for people on standard error."""
-    print(f"checkpoint: {text}", file=sys.stderr, flush=True)
+    tell(f"checkpoint: {text}")
 
 
 def _name(step: int) -> str:

@@ -15,7 +15,6 @@ import re
 import secrets
 import shlex
 import string
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 
 from .config import RunConfig, WandbConfig, to_plain
 from .runfolder import RunFolder
+from .telling import tell
 
 INIT_LIMIT_S = 15
 """How long a server may take to answer before this attempt is logged offline."""
@@ -224,4 +224,4 @@ def _sync_command(folder: RunFolder, run_id: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"wandb: {text}", file=sys.stderr, flush=True)
+    tell(f"wandb: {text}")

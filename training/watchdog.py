@@ -25,6 +25,7 @@ import torch
 from .leaving import leave_later
 from .ranks import Ranks
 from .runfolder import AttemptFolder, write_failure
+from .telling import tell
 
 EXIT_CODE = 94
 """Of a rank that ended itself because it hung."""
@@ -111,7 +112,7 @@ class Watchdog:
         grace_s = 2 * self._poll_s + 2.0
         leave_later(EXIT_CODE, grace_s + 10.0)  # the file system may be what hangs
         text = self._text(silent_s)
-        print(f"training: {text}", file=sys.stderr, flush=True)
+        tell(f"training: {text}")
         with contextlib.suppress(OSError):
             self._write_down(text, grace_s)
         os._exit(EXIT_CODE)

@@ -49,6 +49,12 @@ def read(folder: Folder) -> tuple[list[Kept], Check]:
             continue
         kept.append(one)
         size += sum(int(file["size"]) for file in one.files.values())
+        random_states = sum(file.startswith("rng-") for file in one.files)
+        if "state.json" not in one.files or random_states != one.world_size:
+            named = ", ".join(one.files) or "none"
+            check.faults.append(
+                f"{folder.full(f'{name}/{MANIFEST}')}: does not name the files of {one.world_size} ranks, but {named}"
+            )
         check.faults += [f"{folder.full(f'{name}/{file}')}: {fault}" for file, fault in _damage(folder, one)]
     if found:
         files = count(sum(len(one.files) for one in kept), "file")
@@ -74,19 +80,25 @@ def parse(folder: Folder, name: str) -> Kept:
         raise ValueError(f"is not valid: {type(error).__name__}: {error}") from error
     if digest != hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest():
         raise ValueError("does not match its own digest")
-    if body["format"] > _LATEST_FORMAT:
-        raise ValueError(f"has format {body['format']}, this version reads up to {_LATEST_FORMAT}: update ddp-launcher")
-    if f"step-{body['step']:09d}" != name:
-        raise ValueError(f"is of step {body['step']}")
-    return Kept(
-        name,
-        int(body["step"]),
-        int(body["samples"]),
-        int(body["world_size"]),
-        dict(body["files"]),
-        dict(body.get("ledger", {})),
-        dict(body["versions"]),
-    )
+    try:
+        if int(body["format"]) > _LATEST_FORMAT:
+            raise ValueError(
+                f"has format {body['format']}, this version reads up to {_LATEST_FORMAT}: update ddp-launcher"
+            )
+        kept = Kept(
+            name,
+            int(body["step"]),
+            int(body["samples"]),
+            int(body["world_size"]),
+            {str(file): dict(facts) for file, facts in body["files"].items()},
+            dict(body.get("ledger", {})),
+            dict(body["versions"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"is not valid: {type(error).__name__}: {error}") from error
+    if f"step-{kept.step:09d}" != name:
+        raise ValueError(f"is of step {kept.step}")
+    return kept
 
 
 def _damage(folder: Folder, one: Kept) -> list[tuple[str, str]]:

@@ -124,6 +124,8 @@ class Run:
         name = f"step-{step:09d}"
         self.store.make(name)
         files = {"model-00000.safetensors": self.store.write(f"{name}/model-00000.safetensors", [tensors(w=[step])])}
+        for text in ("state.json", *(f"rng-{rank:05d}.json" for rank in range(world_size))):
+            files[text] = self.store.write(f"{name}/{text}", [b"{}"])
         described = describe(step, samples, world_size, files, {}, ledger, {})
         self.store.write(f"{name}/manifest.json", [described])
 
@@ -184,7 +186,7 @@ def test_a_sound_run_holds_whatever_the_numbers_of_its_ranks(run: Run, verify: V
         0,
         [
             "run  t-ab2c  RUN",
-            "ok   checkpoints  4 of 4 whole, the newest of step 12; 4 files with 292 bytes are as they were written",
+            "ok   checkpoints  4 of 4 whole, the newest of step 12; 16 files with 316 bytes are as they were written",
             "ok   samples      60 consumed in 3 epochs of 20, none lost and none twice, as of 4 checkpoints",
             "ok   order        4 checkpoints in the order of the spec (shuffled with seed 3)",
             "ok   metrics      7 training lines up to step 12, no gap and no double; samples and rates are the spec's; "

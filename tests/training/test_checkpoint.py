@@ -443,3 +443,42 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": None},
+        {"world_size": 2},
+        {"samples": 63},
+        {"files": {}},
+        {"ledger": {"data": None, "since": {"samples": 0}, "samples": 64}},
+        {"extra": {"health": 7}},
+        {"extra": 5},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_no_save_writes_is_set_aside_though_its_digest_is_right(
+    change: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path)
+    run.save(1)
+    run.save(2)
+    path = tmp_path / "step-000000002/manifest.json"
+    body = json.loads(path.read_text())
+    del body["digest"]
+    body["ledger"] = {"data": {}, "since": {"step": 0, "samples": 0}, "samples": 64}
+    body.update(change)
+    path.write_text(json.dumps({**body, "digest": manifest._digest(body)}))
+    assert run.resume() == 1
+    assert "set aside as step-000000002.bad" in capsys.readouterr().err
+
+
+def test_a_result_that_is_no_number_is_no_best_one(tmp_path: Path) -> None:
+    store = Checkpoints(str(tmp_path), Keep(1, best=True), Ranks())
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step, value in ((1, float("nan")), (2, -1.0), (3, -5.0), (4, -3.0)):
+        store.save(step, step, model, optimizer, CONFIG)
+        store.score(step, value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000002", "step-000000004"]

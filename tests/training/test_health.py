@@ -194,7 +194,7 @@ def test_what_an_earlier_rollback_undid_is_no_place_to_go_back_to(tmp_path: Path
 
 def test_too_many_bad_steps_end_the_run(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "run", health={"not_finite": "skip", "max_skips": 1}, epochs=2)
-    with pytest.raises(NotFinite, match=r"^step \d+: after 1 such steps \(train.health.max_skips\), the loss"):
+    with pytest.raises(NotFinite, match=r"^step \d+: after 1 such step \(train.health.max_skips\), the loss"):
         _go(Ranks(), folder.path, 1)
     assert len(records(folder, "health")) == 1
 
