@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,8 +63,7 @@ class Gathers:
 class Clock:
     """Seconds between the beginning of step `warm_up` and of step `warm_up + steps`, counted from 0.
 
-    Every contestant calls `tick` where its step begins. A call costs a tenth of a microsecond. The first one gives the
-    rank a core of its own, as a cluster does: else the ratio of two runs is that of the scheduler's luck.
+    Every contestant calls `tick` where its step begins. A call costs a tenth of a microsecond.
     """
 
     def __init__(self, warm_up: int, steps: int, result: str, rank: int) -> None:
@@ -75,20 +73,11 @@ class Clock:
 
     def tick(self) -> None:
         self._ticks += 1
-        if self._ticks == 1:
-            pin(self._rank)
-        elif self._ticks == self._first:
+        if self._ticks == self._first:
             self._began = time.perf_counter()
         elif self._ticks == self._last and self._rank == 0:
             seconds = (time.perf_counter() - self._began) / self._steps
             self._result.write_text(json.dumps({"us_per_step": 1e6 * seconds}))
-
-
-def pin(rank: int) -> None:
-    """Keep all threads of this process, and those that they start, on one core."""
-    cores = sorted(os.sched_getaffinity(0))
-    for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {cores[rank % len(cores)]})
 
 
 def total_steps(warm_up: int, steps: int) -> int:

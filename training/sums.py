@@ -72,8 +72,9 @@ class Sums:
         if self._ranks.world_size > 1:
             result = self._left[0] if self._left else self._take()
             for number, piece in enumerate(result.pieces):
-                size = self._ranks.world_size * piece.numel() * piece.element_size()
-                if set(plan.held) == {1} and (self._ranks.world_size == 2 or size <= _LITTLE):
+                if plan.held == [1, 1]:
+                    self._swap(piece)
+                elif set(plan.held) == {1} and self._ranks.world_size * piece.nbytes <= _LITTLE:
                     self._gather(piece, plan)
                 else:
                     self._exchange([flat.pieces[number] for flat in self._left], piece, plan)
@@ -85,11 +86,15 @@ class Sums:
     def _take(self) -> Flat:
         return self._free.pop() if self._free else Flat(self._like, self._ranks.world_size)
 
-    def _gather(self, own: Tensor, plan: Plan) -> None:
-        """Each rank gets all sums, one from each rank, and adds all of them, into its own: one collective.
+    def _swap(self, own: Tensor) -> None:
+        """Two ranks with one sum each give it to each other: as many bytes as by `_exchange`, in one collective."""
+        received = self._room(own, own.numel())
+        sizes = [0 if rank == self._ranks.rank else own.nbytes for rank in range(2)]
+        dist.all_to_all_single(received.view(torch.uint8), own.view(torch.uint8), sizes, sizes)
+        own.add_(received)
 
-        For two ranks that moves no more bytes than two collectives do.
-        """
+    def _gather(self, own: Tensor, plan: Plan) -> None:
+        """Each rank gets all sums, one from each rank, and adds all of them, into its own: one collective."""
         received = self._room(own, self._ranks.world_size * own.numel())
         _all_gather(received, own)
         rows = list(received.view(self._ranks.world_size, -1).unbind())
