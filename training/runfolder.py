@@ -123,7 +123,7 @@ class RunFolder:
 
     @property
     def resumes_jsonl(self) -> Path:
-        """One line for each `launch resume` that changed the spec."""
+        """A line for each `launch resume` that changed the spec."""
         return self.path / "resumes.jsonl"
 
     @property
@@ -163,8 +163,7 @@ class RunFolder:
 
     def last_attempt(self, after: int = 0) -> AttemptFolder | None:
         """The newest attempt, or None before the first."""
-        numbers = self.attempt_numbers(after)
-        return self.attempt(numbers[-1]) if numbers else None
+        return self.attempt(numbers[-1]) if (numbers := self.attempt_numbers(after)) else None
 
     def attempt_numbers(self, after: int = 0) -> list[int]:
         """The numbers of all attempts later than `after`, in their order."""
@@ -178,8 +177,7 @@ class RunFolder:
     def take_attempt(self) -> AttemptFolder:
         """Take the next attempt number by an exclusive create, so that two takers never share one."""
         self.attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
-        last = self.last_attempt()
-        number = last.number + 1 if last else 1
+        number = max(self.attempt_numbers(), default=0) + 1
         while True:
             try:
                 self.attempt(number).path.mkdir(mode=0o700)
