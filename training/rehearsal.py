@@ -130,21 +130,27 @@ class Rehearsal:
         self._operations = 0
         """Operations of that save so far."""
         self._full = False
+        self._awaited: list[Fault] = []
+        """Faults of the step that is under way, which have not struck yet."""
+        self._striking = threading.Lock()
 
     def steps(self, first: int, real: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
         """`real(*arguments)`, whose first item is the data of step number `first`."""
         began, shortest_s = 0.0, math.inf
         for number, data in enumerate(real(*arguments), first):
+            self._overdue()
             now = time.perf_counter()
             shortest_s = min(shortest_s, now - began) if number > first else math.inf
             began, self._step = now, number
             for fault in self._due("step", number):
                 self._faults.remove(fault)
                 wait_s = fault.share * shortest_s if number > first else 0.0
+                self._awaited.append(fault)
                 timer = threading.Timer(wait_s, self._strike_in_step, (fault,))
                 timer.daemon = True
                 timer.start()
             yield data
+        self._overdue()
 
     def save(self, real: Callable[..., None], content: Any, saved: Saved) -> None:
         """One save, on the thread that writes it."""
@@ -179,8 +185,17 @@ class Rehearsal:
     def _due(self, where: Where, step: int) -> list[Fault]:
         return [fault for fault in self._faults if fault.where == where and fault.step <= step]
 
+    def _overdue(self) -> None:
+        """The step that was under way is over: what was to strike in it does so now, if its thread came too late."""
+        for fault in list(self._awaited):
+            self._strike_in_step(fault)
+
     def _strike_in_step(self, fault: Fault) -> None:
-        self._strike(fault, self._step, "")
+        """Once for each fault, from the thread that waited for it or from the one that trains."""
+        with self._striking:
+            if fault in self._awaited:
+                self._awaited.remove(fault)
+                self._strike(fault, self._step, "")
 
     def _strike(self, fault: Fault, step: int, point: str) -> None:
         """Write the fault down and do it. SIGKILL for this rank or its host does not return."""

@@ -107,6 +107,18 @@ def test_a_kill_in_a_step_comes_in_that_step_once(
     assert waits == [1.0]
 
 
+def test_a_kill_whose_thread_comes_too_late_still_comes_in_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threading.Timer", lambda *_: SimpleNamespace(start=lambda: None))
+    faults = (Fault(1, "rank", "step", 23, 0, share=0.9), Fault(2, "rank", "step", 25, 0, share=0.9))
+    attempt = Attempt(tmp_path, monkeypatch, *faults, began=20)
+    begun = [(number, attempt.happened()) for number in attempt.job.loader.steps(None, 21, 5)]
+    assert begun[2:4] == [(23, []), (24, [(1, 23, "")])]
+    assert attempt.happened() == [(1, 23, ""), (2, 25, "")]
+    assert attempt.signals == [(os.getpid(), KILLED)] * 2
+
+
 def test_an_attempt_that_begins_beyond_the_point_is_struck_in_its_first_step_or_save(
     waits: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
