@@ -1,4 +1,4 @@
-"""A step's gradient by DDP: its all-reduce is the only collective."""
+"""A step's gradient by DDP: its exchange of gradients is the only collective."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .exchange import Exchange
 from .firststep import FirstStep
 from .loader import Step
 from .ranks import Ranks
@@ -41,6 +42,9 @@ class Averaged:
         if ranks.world_size > 1:
             ddp = DistributedDataParallel(whole, gradient_as_bucket_view=True, find_unused_parameters=unused_allowed)
             self._forward, self._no_sync = ddp, ddp.no_sync
+            if Exchange.pays(list(whole.trained.values()), ranks):
+                exchange = Exchange(ranks)
+                ddp.register_comm_hook(None, lambda _, bucket: exchange.average(bucket))
         self._own = Own(whole.words)
         self._first: FirstStep | None = FirstStep(whole.trained)
 

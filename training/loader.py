@@ -81,10 +81,12 @@ class Loader:
         """
         size, seed = slots.epoch_samples, slots.order.seed
         if self.pool is None:
-            read = keyed_reader(self.dataset, seed)
+            read, stays = keyed_reader(self.dataset, seed), self._stays
             for share in islice(slots.shares(samples), count):
                 epoch = (share.samples - 1) // size
-                own = [self._placed(read(epoch, indices)) for indices in share.micro_batches]
+                own = [read(epoch, indices) for indices in share.micro_batches]
+                if not stays:
+                    own = [self._placed(batch) for batch in own]
                 yield Step(own, share.idle, share.global_size, share.samples, share)
             return
         shares, ahead = tee(islice(slots.shares(samples), count))
@@ -94,7 +96,10 @@ class Loader:
             own = [self._placed(next(made)) for _ in share.micro_batches]
             yield Step(own, share.idle, share.global_size, share.samples, share)
 
+    @property
+    def _stays(self) -> bool:
+        """Whether batches are used as the dataset made them."""
+        return self.device.type == "cpu" and self.dtype is None
+
     def _placed(self, batch: Any) -> Any:
-        if self.device.type == "cpu" and self.dtype is None:
-            return batch
-        return place(batch, self.device, self.dtype)
+        return batch if self._stays else place(batch, self.device, self.dtype)

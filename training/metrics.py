@@ -48,6 +48,7 @@ class Metrics:
     ) -> None:
         self._folder, self._path = folder, folder.metrics
         self._attempt, self._ask_to_stop = attempt, ask_to_stop
+        self._next = folder.attempt(attempt + 1).path
         self._sinks = sinks if ranks.rank == 0 else []
         self._writes = ranks.rank == 0
         self._descriptor: int | None = None
@@ -64,7 +65,7 @@ class Metrics:
         if not self._writes:
             return
         assert "step" in record and "samples" in record, "a metric without step and samples has no place on an axis"
-        if (newer := self._folder.newer_attempt(self._attempt)) is not None:
+        if self._next.exists() and (newer := self._folder.newer_attempt(self._attempt)) is not None:
             self._sinks = []  # the newer one goes on with the same run of theirs
             self._ask_to_stop(f"attempt {newer} has begun")
             return

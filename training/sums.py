@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .exchange import all_gather, swap
 from .ranks import Ranks
 from .tree import Plan, add_up
 
@@ -89,14 +90,13 @@ class Sums:
     def _swap(self, own: Tensor) -> None:
         """Two ranks with one sum each give it to each other: as many bytes as by `_exchange`, in one collective."""
         received = self._room(own, own.numel())
-        sizes = [0 if rank == self._ranks.rank else own.nbytes for rank in range(2)]
-        dist.all_to_all_single(received.view(torch.uint8), own.view(torch.uint8), sizes, sizes)
+        swap(own, received, self._ranks)
         own.add_(received)
 
     def _gather(self, own: Tensor, plan: Plan) -> None:
         """Each rank gets all sums, one from each rank, and adds all of them, into its own: one collective."""
         received = self._room(own, self._ranks.world_size * own.numel())
-        _all_gather(received, own)
+        all_gather(own, received)
         rows = list(received.view(self._ranks.world_size, -1).unbind())
         rows[self._ranks.rank] = own
         add_up(rows, plan.rest, lambda left, right: right.add_(left) if right is own else left.add_(right))
@@ -119,15 +119,10 @@ class Sums:
             [len(own) * share] * world_size,
         )
         (total,) = add_up(received.view(-1, size).unbind(), plan.rest, Tensor.add_)
-        _all_gather(result, total)
+        all_gather(total, result)
 
     def _room(self, like: Tensor, size: int) -> Tensor:
         room = self._rooms.get(like.dtype)
         if room is None or len(room) < size:
             room = self._rooms[like.dtype] = like.new_zeros(size)
         return room[:size]
-
-
-def _all_gather(result: Tensor, own: Tensor) -> None:
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
-    gather(result.view(torch.uint8), own.view(torch.uint8))

@@ -59,15 +59,15 @@ class Whole(nn.Module):
         self.words = words
         self.trained = known
         """By name, what gets a gradient: the model's parameters, and the words."""
-        self._loss = task.loss
-        self._traced = traced
+        self._parts = task.loss, model, words, traced  # a module finds its own parameters and modules slowly
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | float, Tensor]:
         """The task's (loss sum, weight), and the words: a view of them where DDP traces its outputs for parameters.
 
         Errors: TrainingError for a loss that is something else.
         """
-        found = self._loss(self.model, batch)
+        task_loss, model, words, traced = self._parts
+        found = task_loss(model, batch)
         if type(found) is not tuple or len(found) != 2 or not isinstance(found[0], Tensor):
             raise TrainingError(
                 f"the task's loss returned {described(found)}; return two values: the loss summed over the batch's "
@@ -81,7 +81,7 @@ class Whole(nn.Module):
                 "the task's loss does not depend on the model's parameters; return the sum as torch computed it, "
                 "without detach(), item() or no_grad"
             )
-        return loss, weight, self.words.view(-1) if self._traced else self.words
+        return loss, weight, words.view(-1) if traced else words
 
 
 def described(value: Any) -> str:
