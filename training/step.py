@@ -1,4 +1,4 @@
-"""One optimizer step, exact for uneven batches. Its only collective is DDP's own all-reduce of the gradients.
+"""One optimizer step, exact for uneven batches. Its only collective is DDP's own exchange of gradients.
 
 The loss of a task is a sum with a weight. The gradient of a step is that of
 

@@ -1,4 +1,4 @@
-"""The words: a few numbers of each rank that travel with the gradients, in DDP's own all-reduce.
+"""The words: a few numbers of each rank that travel with the gradients, in DDP's own exchange of them.
 
 DDP wraps the model together with a four-number parameter, the words. Its "gradient" on each rank is set to that
 rank's (weight, asked to stop, loss, 0), and DDP averages it like any other. Every rank thus reads the same words at the
@@ -50,7 +50,7 @@ class Whole(nn.Module):
         self.model = model
         double = any(p.dtype == torch.float64 for p in model.parameters())
         # Sums above 2^24 samples lose their last bits in fp32, relatively no more than each gradient element does.
-        # A type of its own would cost a second bucket, which is a second all-reduce.
+        # A type of its own would cost a second bucket, which is a second collective.
         words = nn.Parameter(torch.zeros(COUNT, dtype=torch.float64 if double else torch.float32, device=device))
         known = {name: p for name, p in model.named_parameters() if p.requires_grad} | {WORDS: words}
         if set(order) == set(known):
