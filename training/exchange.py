@@ -76,6 +76,6 @@ class Exchange:
     def _room(self, number: int, own: Tensor, rows: int) -> Tensor:
         """Memory to receive into, shape (rows, len(own)). DDP lays its buckets out anew after the first step."""
         room = self._rooms.get(number)
-        if room is None or room.shape != (rows, len(own)):
+        if room is None or room.shape != (rows, len(own)) or room.dtype != own.dtype:
             room = self._rooms[number] = own.new_empty((rows, len(own)))
         return room

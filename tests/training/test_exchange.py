@@ -64,6 +64,34 @@ def test_more_ranks_get_the_same_bits_as_each_other_and_an_all_reduce_up_to_roun
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+class _Bucket:
+    """What DDP hands to a hook."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values
+
+    def index(self) -> int:
+        return 0
+
+    def buffer(self) -> Tensor:
+        return self._values
+
+
+def _one_after_another(ranks: Ranks) -> list[list[float]]:
+    with process_group(ranks, CPU):
+        exchange, found = Exchange(ranks), []
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            values = torch.full((3,), 1.0 + 2.0 * ranks.rank, dtype=dtype)
+            found.append(exchange.average(_Bucket(values)).wait().tolist())
+        return found
+
+
+@pytest.mark.parametrize(("world_size", "mean"), [(2, 2.0), (3, 3.0)])
+def test_a_bucket_of_another_type_may_take_the_place_of_one(gang: Gang, world_size: int, mean: float) -> None:
+    for found in gang(world_size, _one_after_another):
+        assert [value for values in found for value in values] == pytest.approx([mean] * 9)
+
+
 def _sum_of_integers(ranks: Ranks) -> list[float]:
     with process_group(ranks, CPU):
         ddp = DistributedDataParallel(nn.Linear(4, 1, bias=False))
