@@ -187,7 +187,12 @@ def main(arguments: list[str], env: Mapping[str, str]) -> int:
 
 def _root_cause(failures: list[dict[str, Any]]) -> dict[str, Any]:
     """The earliest failure that is not the mere echo of another rank's: a collective that lost its peer fails too."""
-    return min(failures, key=lambda failure: (bool(_ECHO.search(failure["text"])), failure["time"]))
+    return min(failures, key=lambda failure: (is_echo(failure["text"]), failure["time"]))
+
+
+def is_echo(text: str) -> bool:
+    """Whether a failure reads like what the end of another rank does to one in a collective."""
+    return _ECHO.search(text) is not None
 
 
 def _telling_log(folder: RunFolder, attempt: AttemptFolder) -> Path:

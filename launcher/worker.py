@@ -35,6 +35,8 @@ from .spec import JobSpec
 
 PEER_GRACE_S = 10.0
 """After another rank was lost, how long this one may take to fail by itself before it is made to leave."""
+VANISHED_WAIT_S = 1.0
+"""How long a rank that fails as if another one had died waits to learn which, before it leaves and knows no more."""
 LOST = "RankLost"
 
 
@@ -94,7 +96,8 @@ def run_rank(folder: RunFolder, attempt: AttemptFolder, place: rendezvous.Placem
     if code == 0 or not attempt.failure(place.rank).exists():
         muster.goodbye(code)
     else:
-        muster.failed(read_json(attempt.failure(place.rank))["text"])
+        text = read_json(attempt.failure(place.rank))["text"]
+        muster.failed(text, VANISHED_WAIT_S if finish.is_echo(text) else 0.0)
     return code
 
 

@@ -86,14 +86,18 @@ class Muster:
             self._watch = Watch(self._peers, self.losses, on_lost, is_head=self._place.rank == 0)
             self._watch.start()
 
-    def failed(self, text: str) -> None:
-        """Tell the others why this rank fails, before it leaves. Its own `on_lost` is not called any more."""
+    def failed(self, text: str, wait_s: float = 0.0) -> None:
+        """Tell the others why this rank fails, before it leaves. Its own `on_lost` is not called any more.
+
+        `wait_s`: it still is, for a rank that vanished, for so many seconds or until there is one: for a failure that
+        looks like what the end of another rank did to this one.
+        """
         if not self._is_here():
             return
-        if self._watch is not None:
-            self._watch.be_quiet()
         for peer in self._peers.values():
             peer.tell("failed", text=text[:_MAX_TEXT])
+        if self._watch is not None:
+            self._watch.be_quiet(wait_s)
 
     def goodbye(self, code: int) -> None:
         """Leave well, with an exit code: the end of this rank's connection is then no loss to the others."""

@@ -29,6 +29,8 @@ class Loss:
     rank: int
     host: str
     reason: str
+    vanished: bool = False
+    """It could not say why."""
 
 
 class Watch:
@@ -36,7 +38,7 @@ class Watch:
 
     def __init__(self, peers: dict[int, Peer], losses: list[Loss], on_lost: OnLost, *, is_head: bool) -> None:
         self._peers, self._losses, self._on_lost, self._is_head = peers, losses, on_lost, is_head
-        self._quiet = threading.Event()
+        self._leaving, self._quiet, self._vanished = threading.Event(), threading.Event(), threading.Event()
         self._stop = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._waker, self._alarm = socket.socketpair()
@@ -49,8 +51,15 @@ class Watch:
     def start(self) -> None:
         self._thread.start()
 
-    def be_quiet(self) -> None:
-        """Report nothing more to this rank, which is leaving; the head still tells the others."""
+    def be_quiet(self, wait_s: float = 0.0) -> None:
+        """Report nothing more to this rank, which is leaving; the head still tells the others.
+
+        `wait_s`: seconds in which a rank that vanished is still waited for and reported, unless one is known already:
+        what the main thread saw of its end may have come here first.
+        """
+        self._leaving.set()
+        if not any(loss.vanished for loss in self._losses):
+            self._vanished.wait(wait_s)
         self._quiet.set()
 
     def stop(self) -> None:
@@ -97,7 +106,7 @@ class Watch:
         self._selector.unregister(peer.channel.sock)
         del self._open[peer.channel.sock]
         if not peer.has_left:
-            self._report(Loss(peer.rank, peer.host, reason))
+            self._report(Loss(peer.rank, peer.host, reason, vanished=True))
 
     def _hear(self, peer: Peer, message: dict[str, Any]) -> None:
         if message["kind"] == "goodbye":
@@ -105,7 +114,8 @@ class Watch:
         elif message["kind"] == "failed":
             self._report(Loss(peer.rank, peer.host, f"failed: {message['text']}"))
         elif message["kind"] == "lost" and not self._is_head:
-            self._report(Loss(message["rank"], message["host"], message["reason"]))
+            reason, vanished = message["reason"], bool(message.get("vanished"))
+            self._report(Loss(message["rank"], message["host"], reason, vanished))
 
     def _report(self, loss: Loss) -> None:
         """Tell the other ranks, then this one, whose callback may end the process. Once for each lost rank."""
@@ -115,9 +125,11 @@ class Watch:
         if self._is_head:
             for peer in self._open.values():
                 if peer.rank != loss.rank and not peer.has_left:
-                    peer.tell("lost", rank=loss.rank, host=loss.host, reason=loss.reason)
-        if not self._quiet.is_set():
+                    peer.tell("lost", rank=loss.rank, host=loss.host, reason=loss.reason, vanished=loss.vanished)
+        if not self._quiet.is_set() and (loss.vanished or not self._leaving.is_set()):
             self._on_lost(loss.rank, loss.host, loss.reason)
+        if loss.vanished:
+            self._vanished.set()
 
 
 def _why(error: EOFError | OSError) -> str:

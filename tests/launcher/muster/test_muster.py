@@ -106,8 +106,9 @@ def _live(
                 muster.goodbye(0)
                 tell("left")
                 return
-            case ("failed", text):
-                muster.failed(text)
+            case ("failed", text, *wait_s):
+                muster.failed(text, *wait_s)
+                tell("failed")
                 os._exit(1)
             case ("fork",):
                 child = os.fork()
@@ -404,6 +405,30 @@ def test_a_rank_that_fails_is_told_to_all_once_and_with_its_reason(start: Callab
     assert losses[0][:2] == (2, "127.0.0.1")
     assert losses[0][2].startswith("failed: ValueError: täglich\nxx")
     assert [len(rank.leave()) for rank in (ranks[1], ranks[0])] == [1, 1]
+
+
+def test_ranks_that_fail_first_still_learn_which_rank_vanished(start: Callable[..., Rank]) -> None:
+    ranks = [start(place) for place in emulated(1, 3)]
+    for rank in ranks:
+        rank.next("met")
+    ranks[1].order("failed", "RuntimeError: Connection reset by peer", BOUND_S)
+    assert ranks[0].next("lost")[2].startswith("failed: RuntimeError")
+    ranks[0].order("failed", "RuntimeError: Connection closed by peer", BOUND_S)
+    time.sleep(0.3)  # if they were still at work they would report it in any case
+    ranks[2].signal(signal.SIGKILL)
+    for rank in ranks[:2]:
+        number, _, reason = rank.next("lost")
+        assert (number, reason.split(":")[0]) == (2, "vanished")
+        rank.next("failed")
+
+
+def test_a_rank_that_fails_by_itself_waits_for_nobody(start: Callable[..., Rank]) -> None:
+    ranks = [start(place) for place in emulated(1, 2)]
+    for rank in ranks:
+        rank.next("met")
+    ranks[0].order("failed", "ValueError: no", 0.0)
+    ranks[0].next("failed")
+    assert [event for event in ranks[0].told if event[0] == "lost"] == []
 
 
 def test_a_data_worker_that_outlives_its_rank_hides_nothing(start: Callable[..., Rank]) -> None:
