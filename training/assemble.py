@@ -231,7 +231,12 @@ def _open_model(
     model = model.to(device=device, dtype=data_type(settings.precision))
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"train.task: {settings.task}: its model has no parameter to train")
-    return model, optim.build(settings.optim, model.parameters(), scaled_lr(settings.optim, plan.global_size))
+    optim.refuse_sparse(model)
+    lr, unused_allowed = (
+        scaled_lr(settings.optim, plan.global_size),
+        bool(getattr(task, "find_unused_parameters", False)),
+    )
+    return model, optim.build(settings.optim, model.parameters(), lr, unused_allowed)
 
 
 def _seed(seed: int) -> None:

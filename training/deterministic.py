@@ -38,8 +38,6 @@ def refuse(model: nn.Module) -> None:
                 f"{where} a SyncBatchNorm, whose means are taken over the ranks, so they hang on their number; "
                 "take a BatchNorm, whose means are those of a micro-batch, or set it false"
             )
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ConfigError(f"{where} an {type(module).__name__} with sparse gradients; give it sparse=False")
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from training.config import OptimConfig
-from training.optim import build, set_lr
+from training.errors import ConfigError
+from training.optim import build, refuse_sparse, set_lr
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 CASES: list[tuple[OptimConfig, Make]] = [
@@ -50,3 +51,21 @@ def test_frozen_parameters_are_left_out_and_the_rate_is_set_everywhere() -> None
     assert [len(group["params"]) for group in optimizer.param_groups] == [1]
     set_lr(optimizer, 0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25]
+
+
+@pytest.mark.parametrize("config", [case[0] for case in CASES], ids=[case[0].name for case in CASES])
+def test_a_parameter_may_get_its_first_gradient_later_than_others(config: OptimConfig) -> None:
+    early, late = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    optimizer = build(config, [early, late], lr=0.1, unused_allowed=True)
+    for gradient in (None, torch.ones(3), None, torch.ones(3)):
+        early.grad, late.grad = torch.ones(3), gradient
+        optimizer.step()
+    assert bool((late < 1.0).all()) and bool((early < late).all())
+
+
+@pytest.mark.parametrize(("kind", "what"), [(torch.nn.Embedding, "Embedding"), (torch.nn.EmbeddingBag, "EmbeddingBag")])
+def test_sparse_gradients_are_refused_by_the_name_of_their_module(kind: Any, what: str) -> None:
+    refuse_sparse(torch.nn.Sequential(kind(3, 2)))
+    said = f"train.task: module '1' of the model is an {what} with sparse gradients, .*; give it sparse=False"
+    with pytest.raises(ConfigError, match=said):
+        refuse_sparse(torch.nn.Sequential(kind(3, 2), kind(3, 2, sparse=True)))
